@@ -1,0 +1,1 @@
+"""specdec: speculative decoding that says exactly what the target would have said."""
