@@ -1,0 +1,107 @@
+"""Assembly: from an EngineConfig to a running Engine.
+
+It knows the order in which models, memory, pool and proposer are built, and resolves every "auto"
+on the way. It takes no part in a step.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from specdec import kv_cache
+from specdec.block_pool import BlockPool
+from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
+from specdec.controller import FixedLength
+from specdec.engine import Engine
+from specdec.errors import InvalidRequestError, ModelLoadError
+from specdec.models.loader import LoadedModel, load
+from specdec.models.runner import ModelRunner
+from specdec.proposers import DEFAULT_NUM_SPECULATIVE_TOKENS, build_proposer
+from specdec.scheduler import Scheduler
+from specdec.tokenizer import first_difference
+
+logger = logging.getLogger("specdec")
+
+
+def resolve_draft(draft: str | None, speculative: SpeculativeConfig) -> SpeculativeConfig:
+    """Turn `draft` and `method` into one method.
+
+    draft   None, "ngram", "auto" (n-gram lookup, until a draft ships) or a model of the same tokenizer
+    """
+    if speculative.method != "auto":
+        if draft not in (None, "auto", speculative.method) and speculative.method != "draft_model":
+            raise InvalidRequestError(
+                f"draft is {draft!r} but method is {speculative.method!r}; give one of them", param="draft"
+            )
+        return speculative
+    if draft == "suffix":
+        raise InvalidRequestError("draft 'suffix' is not supported yet; 'ngram' is", param="draft")
+    if speculative.draft is not None and draft in (None, "auto"):
+        draft = speculative.draft
+    if speculative.num_speculative_tokens == 0 or draft is None:
+        return replace(speculative, method="none", draft=None)
+    if draft in ("auto", "ngram"):
+        return replace(speculative, method="ngram", draft=None)
+    return replace(speculative, method="draft_model", draft=draft)
+
+
+def build(config: EngineConfig) -> Engine:
+    """Load the models, size the cache, connect the rooms."""
+    target = load(config.target)
+    draft = _load_draft(config, target)
+    num_blocks = _count_blocks(config, target, draft)
+    _log_capacity(config, num_blocks, target, draft)
+    block_size = config.cache.block_size
+    pool = BlockPool(num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching)
+    target_runner = ModelRunner(target, num_blocks, block_size)
+    draft_runner = ModelRunner(draft, num_blocks, block_size) if draft is not None else None
+    proposer = build_proposer(config.speculative, config.scheduler, pool, target_runner, draft_runner)
+    most = config.speculative.num_speculative_tokens
+    return Engine(
+        target_runner,
+        proposer,
+        FixedLength(
+            DEFAULT_NUM_SPECULATIVE_TOKENS[config.speculative.method] if most is None else most,
+            proposer.max_draft_position,
+        ),
+        Scheduler(config.scheduler, pool),
+        max_model_len=target.max_model_len,
+        seed=config.seed,
+    )
+
+
+def _load_draft(config: EngineConfig, target: LoadedModel) -> LoadedModel | None:
+    name = config.speculative.draft
+    if name is None:
+        return None
+    draft = load(config.draft or ModelConfig(model=name, dtype=str(target.dtype).removeprefix("torch.")))
+    if target.tokenizer is not None and draft.tokenizer is not None:
+        difference = first_difference(target.tokenizer, draft.tokenizer)
+        if difference is not None:
+            raise ModelLoadError(f"draft {name} has another tokenizer than the target: {difference}")
+    return draft
+
+
+def _token_bytes(model: LoadedModel | None) -> int:
+    return kv_cache.bytes_per_token(model.attention.shapes, model.dtype) if model is not None else 0
+
+
+def _count_blocks(config: EngineConfig, target: LoadedModel, draft: LoadedModel | None) -> int:
+    cache = config.cache
+    if cache.num_kv_blocks is not None:
+        return cache.num_kv_blocks
+    memory = cache.kv_cache_memory
+    if memory is None:
+        memory = kv_cache.free_memory(target.device, cache.gpu_memory_utilization)
+    return kv_cache.count_blocks(memory, cache.block_size, _token_bytes(target) + _token_bytes(draft))
+
+
+def _log_capacity(config: EngineConfig, num_blocks: int, target: LoadedModel, draft: LoadedModel | None) -> None:
+    size = config.cache.block_size
+    ours, drafts = _token_bytes(target), _token_bytes(draft)
+    logger.info(
+        "%d blocks of %d tokens: about %d tokens, %.1f requests of max_model_len %d; the draft takes %.0f %% of them",
+        num_blocks, size, num_blocks * size, num_blocks * size / target.max_model_len, target.max_model_len,
+        100 * drafts / (ours + drafts),
+    )  # fmt: skip

@@ -1,0 +1,130 @@
+"""The values that flow through one step: Plan -> Drafts -> Batch -> Verdict.
+
+All are frozen and hold integers; none acts. Only `Scheduler.commit` turns them into change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from specdec.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's share of a step.
+
+    start            first position computed in this step
+    num_base         known tokens computed, from `start`
+    max_drafts       how many drafts may ride behind them (blocks and budget are reserved)
+    draft_token_ids  the drafts that do
+    """
+
+    request: Request
+    start: int
+    num_base: int
+    max_drafts: int = 0
+    draft_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_base < 1:
+            raise ValueError(f"a row computes at least one token, not {self.num_base}")
+        if len(self.draft_token_ids) > self.max_drafts:
+            raise ValueError(f"{len(self.draft_token_ids)} drafts in a row with room for {self.max_drafts}")
+        if self.max_drafts and not self.chooses:
+            raise ValueError("drafts cannot follow a chunk that does not reach the last known token")
+
+    @property
+    def end(self) -> int:
+        """One past the last base position."""
+        return self.start + self.num_base
+
+    @property
+    def chooses(self) -> bool:
+        """True when the row reaches its last known token, so that the target chooses the next."""
+        return self.start + self.num_base == self.request.num_tokens
+
+    @property
+    def query_len(self) -> int:
+        """Tokens of this row in the forward: base tokens and drafts."""
+        return self.num_base + len(self.draft_token_ids)
+
+    @property
+    def num_choices(self) -> int:
+        """Logits rows: one per draft and one more, or none in a prompt chunk."""
+        return len(self.draft_token_ids) + 1 if self.chooses else 0
+
+    @property
+    def query_token_ids(self) -> list[int]:
+        """The tokens this row feeds to the target, [query_len]."""
+        return self.request.token_ids[self.start : self.end] + list(self.draft_token_ids)
+
+    def with_drafts(self, draft_token_ids: tuple[int, ...]) -> Row:
+        """The same row with drafts riding in it."""
+        return replace(self, draft_token_ids=draft_token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the scheduler reserved for this step: rows with room for drafts.
+
+    joined   requests that started to run in this step
+    left     requests that were preempted to make room
+    """
+
+    rows: tuple[Row, ...]
+    joined: tuple[Request, ...] = ()
+    left: tuple[Request, ...] = ()
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """A proposer's offer, one tuple of draft tokens for every row of the plan."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def empty(cls, num_rows: int) -> Drafts:
+        """No offers."""
+        return cls(((),) * num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows the target verifies, drafts attached."""
+
+    rows: tuple[Row, ...]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the forward, T."""
+        return sum(row.query_len for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target says of a batch; one entry a row.
+
+    token_ids      accepted drafts and the target's own token behind them; empty for a prompt chunk
+    failed         True where the row's logits were not finite
+    """
+
+    token_ids: tuple[tuple[int, ...], ...]
+    failed: tuple[bool, ...]
+
+    def num_accepted(self, index: int) -> int:
+        """Drafts of row `index` the target agreed to."""
+        return max(len(self.token_ids[index]) - 1, 0)

@@ -1,0 +1,157 @@
+"""Configuration: frozen values composed into one EngineConfig, checked when they are built.
+
+It knows limits and defaults that need no model. What depends on the model, the device or the
+memory ("auto", None) is resolved where that is known, before a value is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from specdec.errors import InvalidRequestError
+
+Method = Literal["auto", "none", "ngram", "draft_model"]
+METHODS: tuple[str, ...] = ("auto", "none", "ngram", "draft_model")
+DTYPES: tuple[str, ...] = ("auto", "float64", "float32", "bfloat16", "float16")
+MAX_SPECULATIVE_TOKENS = 64
+
+
+def _check_range(name: str, value: Any, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequestError(f"{name} is {value!r}; it must be an integer from {low} to {high}", param=name)
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidRequestError(f"{name} is {value!r}; it must be one of {', '.join(choices)}", param=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Which model, in which precision, on which device.
+
+    model           alias, hub id, directory or .gguf file
+    dtype           "auto" picks what the device does well
+    max_model_len   most tokens of a request, prompt and output together; None: the model's own
+    """
+
+    model: str
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise InvalidRequestError(f"model is {self.model!r}; it must name a model", param="model")
+        _check_choice("dtype", self.dtype, DTYPES)
+        if self.max_model_len is not None:
+            _check_range("max_model_len", self.max_model_len, 2, 2**24)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """How the key/value memory is cut.
+
+    kv_cache_memory   bytes for target and draft together; None: a share of what is free
+    num_kv_blocks     exact number of blocks; overrides kv_cache_memory
+    """
+
+    block_size: int = 16
+    kv_cache_memory: int | None = None
+    num_kv_blocks: int | None = None
+    enable_prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check_range("block_size", self.block_size, 1, 4096)
+        if self.kv_cache_memory is not None:
+            _check_range("kv_cache_memory", self.kv_cache_memory, 1, 2**50)
+        if self.num_kv_blocks is not None:
+            _check_range("num_kv_blocks", self.num_kv_blocks, 1, 2**31 - 1)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InvalidRequestError(
+                f"gpu_memory_utilization is {self.gpu_memory_utilization!r}; it must be above 0 and at most 1",
+                param="gpu_memory_utilization",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """How much one step may hold.
+
+    max_num_batched_tokens   tokens of one target forward: base tokens, prompt chunks and drafts
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        _check_range("max_num_seqs", self.max_num_seqs, 1, 65536)
+        _check_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**22)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InvalidRequestError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens} and max_num_seqs {self.max_num_seqs}; "
+                "every running request needs one token a step, so the first must not be below the second",
+                param="max_num_batched_tokens",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """How guesses are made and judged.
+
+    method                  "auto" follows `draft`; "none" turns speculation off
+    num_speculative_tokens  most drafts a row and step; None: the method's own default
+    draft                   model id or path of a second model (method "draft_model")
+    adaptive                let a controller choose the length per step; not built yet, so only False
+    acceptance              "coupled": the target's own seeded sample decides (shared noise)
+    prompt_lookup_max/min   longest and shortest n-gram looked up (method "ngram")
+    """
+
+    method: Method = "auto"
+    num_speculative_tokens: int | None = None
+    draft: str | None = None
+    adaptive: bool = False
+    acceptance: Literal["coupled"] = "coupled"
+    prompt_lookup_max: int = 4
+    prompt_lookup_min: int = 2
+
+    def __post_init__(self) -> None:
+        _check_choice("method", self.method, METHODS)
+        _check_choice("acceptance", self.acceptance, ("coupled",))
+        if self.adaptive:
+            raise InvalidRequestError("adaptive=True is not supported yet; draft lengths are fixed", param="adaptive")
+        if self.num_speculative_tokens is not None:
+            _check_range("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
+        _check_range("prompt_lookup_max", self.prompt_lookup_max, 1, 64)
+        _check_range("prompt_lookup_min", self.prompt_lookup_min, 1, self.prompt_lookup_max)
+        if self.method == "draft_model" and self.draft is None:
+            raise InvalidRequestError(
+                "method 'draft_model' needs draft=<model id or directory>; method 'ngram' needs no second model",
+                param="draft",
+            )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> SpeculativeConfig:
+        """Build from JSON; an unknown key is an error that lists the known ones."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise InvalidRequestError(
+                f"speculative config has unknown keys {', '.join(unknown)}; known are {', '.join(sorted(known))}",
+                param=unknown[0],
+            )
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine is built from."""
+
+    target: ModelConfig
+    draft: ModelConfig | None = None
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    seed: int = 0

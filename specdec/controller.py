@@ -1,0 +1,39 @@
+"""The controller: how deep each row may draft, and which drafts are worth verifying.
+
+Lengths are fixed for now: the engine's, or less where the request or the draft's own length says so.
+It knows requests and offers, in integers; it knows no tensors.
+"""
+
+from __future__ import annotations
+
+from specdec.batch import Batch, Drafts, Plan
+from specdec.request import Request
+
+
+class FixedLength:
+    """The same draft length for every row and step.
+
+    num_speculative_tokens   most drafts a row and step
+    max_draft_position       positions at or behind it cannot be drafted for; None: no limit
+    """
+
+    def __init__(self, num_speculative_tokens: int, max_draft_position: int | None) -> None:
+        self.num_speculative_tokens = num_speculative_tokens
+        self.max_draft_position = max_draft_position
+
+    def budget(self, request: Request) -> int:
+        """Most drafts for this request in the next step."""
+        own = request.params.speculative_params
+        if not own.enabled:
+            return 0
+        most = self.num_speculative_tokens
+        if own.num_speculative_tokens is not None:
+            most = min(most, own.num_speculative_tokens)
+        if self.max_draft_position is not None:
+            most = min(most, self.max_draft_position - request.num_tokens)
+        return max(most, 0)
+
+    def admit(self, plan: Plan, drafts: Drafts) -> Batch:
+        """Verify everything that was offered."""
+        offers = zip(plan, drafts.token_ids, strict=True)
+        return Batch(tuple(row.with_drafts(offer[: row.max_drafts]) for row, offer in offers))

@@ -1,0 +1,237 @@
+"""LLM: the engine for offline use, prompts in and outputs out, in one process and thread.
+
+It knows text, prompts and choices; the engine knows the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from specdec.assembly import build, resolve_draft
+from specdec.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
+from specdec.engine import Engine
+from specdec.errors import InvalidRequestError
+from specdec.outputs import CompletionOutput, RequestOutput
+from specdec.request import Request
+from specdec.sampling_params import SamplingParams
+from specdec.tokenizer import OutputText, Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+def engine_config(
+    target: str = "smollm2-135m",
+    draft: str | None = "auto",
+    speculative: SpeculativeConfig | None = None,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    draft_dtype: str | None = None,
+    draft_device: str | None = None,
+    max_model_len: int | None = None,
+    max_num_seqs: int = 64,
+    max_num_batched_tokens: int = 512,
+    block_size: int = 16,
+    kv_cache_memory: int | None = None,
+    num_kv_blocks: int | None = None,
+    gpu_memory_utilization: float = 0.9,
+    enable_prefix_caching: bool = True,
+    seed: int = 0,
+) -> EngineConfig:
+    """Compose an EngineConfig from flat options; the flags of the server are these names."""
+    resolved = resolve_draft(draft, speculative or SpeculativeConfig())
+    if draft_device is not None and draft_device != device:
+        raise InvalidRequestError(
+            f"draft_device is {draft_device!r}; the draft shares the target's blocks and must be on {device!r}",
+            param="draft_device",
+        )
+    draft_model = None
+    if resolved.draft is not None and draft_dtype is not None:
+        draft_model = ModelConfig(model=resolved.draft, dtype=draft_dtype, device=device)
+    return EngineConfig(
+        target=ModelConfig(model=target, dtype=dtype, device=device, max_model_len=max_model_len),
+        draft=draft_model,
+        cache=CacheConfig(
+            block_size=block_size,
+            kv_cache_memory=kv_cache_memory,
+            num_kv_blocks=num_kv_blocks,
+            enable_prefix_caching=enable_prefix_caching,
+            gpu_memory_utilization=gpu_memory_utilization,
+        ),
+        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+        speculative=resolved,
+        seed=seed,
+    )
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One choice of one prompt while it runs."""
+
+    prompt_index: int
+    request: Request
+    text: OutputText | None
+
+
+class LLM:
+    """A target, its draft and a cache, ready to generate.
+
+    The options are those of `engine_config`.
+    """
+
+    def __init__(self, target: str = "smollm2-135m", draft: str | None = "auto", **options: Any) -> None:
+        self.engine: Engine = build(engine_config(target, draft, **options))
+        inner = self.engine.target.model.tokenizer
+        self.tokenizer = Tokenizer(inner) if inner is not None else None
+        self._ids = itertools.count()
+
+    @property
+    def model_path(self) -> Path:
+        """The checkpoint directory the target was loaded from."""
+        return self.engine.target.model.path
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; outputs come in the order of the prompts.
+
+        prompts           a text, a list of texts, or a list of lists of token ids
+        sampling_params   one for all or one for each; None: the defaults
+        progress          a bar on stderr; None: where there is more than one prompt
+        """
+        given = _as_list(prompts)
+        encoded = [self._encode(prompt) for prompt in given]
+        texts = [prompt if isinstance(prompt, str) else None for prompt in given]
+        return self._run(encoded, texts, _as_params(sampling_params, len(given)), progress)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of messages) or several (a list of lists).
+
+        A message is {"role": ..., "content": ...}.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], dict) else list(messages)
+        if self.tokenizer is None:
+            raise InvalidRequestError("the target has no tokenizer; generate() takes token ids", param="messages")
+        encoded = [self.tokenizer.encode_chat(conversation) for conversation in conversations]
+        return self._run(encoded, [None] * len(encoded), _as_params(sampling_params, len(encoded)), progress)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.tokenizer is None:
+            raise InvalidRequestError("the target has no tokenizer; give token ids", param="prompt")
+        return self.tokenizer.encode(prompt)
+
+    def _run(
+        self, prompts: list[list[int]], texts: list[str | None], params: list[SamplingParams], progress: bool | None
+    ) -> list[RequestOutput]:
+        sequences = [
+            sequence
+            for index, (prompt, own) in enumerate(zip(prompts, params, strict=True))
+            for sequence in self._sequences(index, prompt, own)
+        ]
+        show = len(prompts) > 1 if progress is None else progress
+        self._drive({s.request.request_id: s for s in sequences}, show)
+        outputs = [RequestOutput(str(i), texts[i], prompts[i], []) for i in range(len(prompts))]
+        for sequence in sequences:
+            choices = outputs[sequence.prompt_index].outputs
+            choices.append(_completion(len(choices), sequence))
+        return outputs
+
+    def _sequences(self, prompt_index: int, prompt: list[int], params: SamplingParams) -> list[_Sequence]:
+        if params.stop_strings and self.tokenizer is None:
+            raise InvalidRequestError("the target has no tokenizer; stop strings need one", param="stop")
+        base_seed = self.engine.fresh_seed() if params.seed is None else None
+        made = []
+        for index in range(params.n):
+            text = None
+            if self.tokenizer is not None:
+                text = OutputText(
+                    self.tokenizer, params.stop_strings, skip_special_tokens=params.skip_special_tokens
+                )
+            matcher = text if params.stop_strings else None
+            request = self.engine.make_request(
+                f"offline-{next(self._ids)}", prompt, params, index=index, base_seed=base_seed, stop_matcher=matcher
+            )
+            made.append(_Sequence(prompt_index, request, text))
+        return made
+
+    def _drive(self, sequences: dict[str, _Sequence], show: bool) -> None:
+        """Step until all are done; an interrupt aborts them and leaves the engine clean."""
+        for sequence in sequences.values():
+            self.engine.add(sequence.request)
+        with tqdm(total=len(sequences), desc="generating", unit="seq", disable=not show) as bar:
+            num_tokens = 0
+            try:
+                while self.engine.has_work:
+                    for gain in self.engine.step():
+                        num_tokens += len(gain.token_ids)
+                        bar.update(gain.request.is_finished)
+                    if show:
+                        bar.set_postfix_str(f"{num_tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tok/s", False)
+            finally:
+                for request_id in sequences:
+                    self.engine.abort(request_id)
+
+
+def _completion(index: int, sequence: _Sequence) -> CompletionOutput:
+    request, text = sequence.request, sequence.text
+    if text is not None:
+        if request.stop_matcher is None:
+            for token_id in request.output_token_ids:
+                text.push(token_id)
+        text.finish()
+    return CompletionOutput(
+        index=index,
+        text=text.text if text is not None else "",
+        token_ids=request.output_token_ids,
+        finish_reason=request.finish_reason.value if request.finish_reason else None,
+        error=request.error,
+        stats=request.stats,
+    )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and all(type(p) is int for p in prompts):
+        raise InvalidRequestError("prompts is a flat list of ids; give a list of lists", param="prompts")
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise InvalidRequestError(
+            f"sampling_params holds {len(params)} values for {count} prompts", param="sampling_params"
+        )
+    return list(params)
+
+
+def generate(
+    prompts: Prompt | Sequence[Prompt],
+    *,
+    target: str = "smollm2-135m",
+    draft: str | None = "auto",
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    **engine_options: Any,
+) -> list[RequestOutput]:
+    """Load, generate, forget: the one-call face. For more than one call keep an LLM."""
+    return LLM(target, draft, **engine_options).generate(prompts, sampling_params)

@@ -1,0 +1,168 @@
+"""The attention bridge: transformers' models call it, the paged cache answers.
+
+Each attention module holds its own keys and values and shares its runner's StepContext, so that
+nothing travels in keyword arguments. It knows modules and tensors, no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from specdec.errors import UnsupportedModelError
+from specdec.kernels.paged_attention import paged_attention
+from specdec.kernels.write_kv import write_kv
+from specdec.kv_cache import LayerShape
+from specdec.models.forward_batch import ForwardBatch
+
+IMPLEMENTATION = "specdec"
+
+# Keyword arguments of attention calls that the bridge honours or may ignore. Any other one that is
+# not None changes the result in a way we do not compute, so the model is refused.
+_HONOURED = {"dropout", "scaling", "sliding_window", "softcap", "s_aux"}
+_HARMLESS = {
+    "position_ids",
+    "cache_position",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "is_causal",
+    "layer_idx",
+    "logits_to_keep",
+    "position_embeddings",
+    "output_router_logits",
+    "num_items_in_batch",
+}
+
+
+class StepContext:
+    """Where the running step's metadata lies while the model's layers run; one per runner."""
+
+    def __init__(self) -> None:
+        self.batch: ForwardBatch | None = None
+
+    @contextmanager
+    def running(self, batch: ForwardBatch) -> Iterator[None]:
+        """Fence one forward; forwards of one runner never nest."""
+        assert self.batch is None, "a forward is already running"
+        self.batch = batch
+        try:
+            yield
+        finally:
+            self.batch = None
+
+
+@dataclass(slots=True)
+class LayerCache:
+    """The paged keys and values of one attention module, and the step that runs.
+
+    keys     [num_blocks, block_size, G, D]
+    values   [num_blocks, block_size, G, Dv]
+    """
+
+    context: StepContext
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(slots=True)
+class AttentionProbe:
+    """Collects, during one forward, which modules call attention and what they store."""
+
+    modules: list[nn.Module] = field(default_factory=list)
+    shapes: list[LayerShape] = field(default_factory=list)
+
+    def record(self, module: nn.Module, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+        """Note one call, or refuse the model."""
+        unknown = sorted(k for k, v in kwargs.items() if v is not None and k not in _HONOURED | _HARMLESS)
+        if unknown:
+            raise UnsupportedModelError(
+                f"{type(module).__name__} passes {', '.join(unknown)} to attention; the paged attention "
+                "does not compute that"
+            )
+        if mask is not None:
+            raise UnsupportedModelError(f"{type(module).__name__} builds its own attention mask, which would be lost")
+        if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
+            raise UnsupportedModelError(f"{type(module).__name__} is not causal; only decoder-only models are served")
+        if any(module is known for known in self.modules):
+            raise UnsupportedModelError(f"{type(module).__name__} calls attention twice in one forward")
+        self.modules.append(module)
+        self.shapes.append(LayerShape(key.shape[1], key.shape[3], value.shape[3]))
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor,
+    block_tables: Tensor, seq_lens: Tensor, cu_query_lens: Tensor, scale: float, window: int | None,
+    softcap: float | None, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Write this step's K and V, then attend.
+
+    query [T, H, D]   key [T, G, D]   value [T, G, Dv]   returns [T, H, Dv]
+    """
+    write_kv(key, value, slot_mapping, keys, values)
+    return paged_attention(query, keys, values, block_tables, seq_lens, cu_query_lens, scale, window, softcap, sinks)
+
+
+# Opaque to the compiler; eager code calls the function itself and saves the dispatch.
+_attend_op = torch.library.custom_op("specdec::attention", _attend, mutates_args=("keys", "values"))
+
+
+@_attend_op.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The function transformers calls.
+
+    query [1, H, T, D]   key [1, G, T, D]   value [1, G, T, Dv]   returns [1, T, H, Dv]
+    """
+    state = getattr(module, "specdec_cache", None)
+    if isinstance(state, AttentionProbe):
+        state.record(module, key, value, attention_mask, kwargs)
+        groups = query.shape[1] // value.shape[1]
+        return value.repeat_interleave(groups, dim=1).transpose(1, 2), None
+    assert isinstance(state, LayerCache), "the model ran outside its runner"
+    batch = state.context.batch
+    assert batch is not None, "the model ran outside a step"
+    scale = kwargs.get("scaling")
+    attend = _attend_op if torch.compiler.is_compiling() else _attend
+    out = attend(
+        query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), state.keys, state.values,
+        batch.slot_mapping, batch.block_tables, batch.seq_lens, batch.cu_query_lens,
+        query.shape[-1] ** -0.5 if scale is None else float(scale), kwargs.get("sliding_window"),
+        kwargs.get("softcap"), kwargs.get("s_aux"),
+    )  # fmt: skip
+    return out[None], None
+
+
+AttentionInterface.register(IMPLEMENTATION, _attention)
+
+
+@torch.inference_mode()
+def probe_attention(model: nn.Module) -> AttentionProbe:
+    """Run one token through the model and see which modules attend, and how wide they store."""
+    probe = AttentionProbe()
+    for module in model.modules():
+        module.specdec_cache = probe  # type: ignore[assignment]
+    token = torch.zeros(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+    try:
+        model(input_ids=token, position_ids=torch.zeros_like(token), use_cache=False)
+    finally:
+        for module in model.modules():
+            del module.specdec_cache
+    return probe

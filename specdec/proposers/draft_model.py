@@ -1,0 +1,115 @@
+"""A second, smaller model of the same tokenizer proposes, over the same blocks as the target.
+
+It knows its runner, how far each request is computed in the draft's own part of the blocks, and
+the requests' sampling rule (it draws with the target's noise). It does not judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec.batch import Batch, Drafts, Plan, Row, Verdict
+from specdec.block_pool import BlockPool
+from specdec.models.forward_batch import Segment
+from specdec.models.runner import ModelRunner
+from specdec.request import Request
+from specdec.sampling.sampler import Choice, choose
+
+
+class DraftModelProposer:
+    """Runs the draft ahead of the target, k tokens for every row that has room.
+
+    max_catch_up   most tokens a step may spend on bringing lagging rows up to date
+    vocab_size     ids the target can verify; a padded draft vocabulary is cut to it
+    """
+
+    def __init__(self, runner: ModelRunner, pool: BlockPool, *, vocab_size: int, max_catch_up: int) -> None:
+        self.runner = runner
+        self.pool = pool
+        self.vocab_size = min(vocab_size, runner.model.vocab_size)
+        self.max_catch_up = max_catch_up
+        self.max_draft_position: int | None = runner.model.max_model_len
+        self._num_computed: dict[str, int] = {}
+
+    def start(self, request: Request) -> None:
+        """Trust what cached blocks say of the draft's part, from the front until the first gap."""
+        ready = 0
+        for block in request.block_table[: request.num_computed_tokens // self.pool.block_size]:
+            ready += self.pool.draft_ready[block]
+            if self.pool.draft_ready[block] < self.pool.block_size:
+                break
+        self._num_computed[request.request_id] = ready
+
+    def stop(self, request: Request) -> None:
+        """Forget the request; its blocks keep what they say of the draft's part."""
+        self._num_computed.pop(request.request_id, None)
+
+    def propose(self, plan: Plan) -> Drafts:
+        """Catch up with what the target computes in this step, then draft where a row has room."""
+        offers: dict[str, list[int]] = {}
+        rows = self._catch_up(plan, offers)
+        depth = 1
+        while rows:
+            rows = [row for row in rows if row.max_drafts > depth]
+            self._draft(rows, [[offers[row.request.request_id][-1]] for row in rows], offers)
+            depth += 1
+        return Drafts(tuple(tuple(offers.get(row.request.request_id, ())) for row in plan))
+
+    def _catch_up(self, plan: Plan, offers: dict[str, list[int]]) -> list[Row]:
+        """Compute known tokens the draft lacks, within the step's allowance; return rows that drafted."""
+        allowance = self.max_catch_up
+        segments: list[Segment] = []
+        ready: list[Row] = []
+        for row in plan:
+            request = row.request
+            if not request.params.speculative_params.enabled:
+                continue
+            start = self._num_computed[request.request_id]
+            end = min(row.end, self.runner.model.max_model_len, start + allowance)
+            if end <= start:
+                continue
+            allowance -= end - start
+            drafts_now = row.max_drafts > 0 and end == row.end
+            segments.append(Segment(request.token_ids[start:end], start, request.block_table, int(drafts_now)))
+            self._num_computed[request.request_id] = end
+            if drafts_now:
+                ready.append(row)
+        self._run(segments, ready, offers)
+        return ready
+
+    def _draft(self, rows: Sequence[Row], last: list[list[int]], offers: dict[str, list[int]]) -> None:
+        """One more token for each of these rows."""
+        segments = []
+        for row, tokens in zip(rows, last, strict=True):
+            start = self._num_computed[row.request.request_id]
+            segments.append(Segment(tokens, start, row.request.block_table, 1))
+            self._num_computed[row.request.request_id] = start + 1
+        self._run(segments, rows, offers)
+
+    def _run(self, segments: list[Segment], rows: Sequence[Row], offers: dict[str, list[int]]) -> None:
+        if not segments:
+            return
+        logits = self.runner.forward(self.runner.pack(segments))[:, : self.vocab_size]
+        choices = []
+        for row in rows:
+            offer = offers.setdefault(row.request.request_id, [])
+            choices.append(Choice(row.request, row.request.num_output_tokens + len(offer)))
+        token_ids, _ = choose(logits, choices)
+        for row, token_id in zip(rows, token_ids, strict=True):
+            offers[row.request.request_id].append(token_id)
+
+    def observe(self, batch: Batch, verdict: Verdict) -> None:
+        """Roll back to what the target agreed to, and write down which slots hold it."""
+        for index, row in enumerate(batch):
+            request = row.request
+            computed = min(self._num_computed[request.request_id], row.end + verdict.num_accepted(index))
+            self._num_computed[request.request_id] = computed
+            self._note_ready(request, row.start, computed)
+
+    def _note_ready(self, request: Request, start: int, computed: int) -> None:
+        """Blocks behind `start` follow the draft exactly; those before it are committed, so they only gain."""
+        size, ready = self.pool.block_size, self.pool.draft_ready
+        for i in range(min(start, computed) // size, len(request.block_table)):
+            block = request.block_table[i]
+            now = min(max(computed - i * size, 0), size)
+            ready[block] = max(ready[block], now) if (i + 1) * size <= start else now

@@ -1,0 +1,182 @@
+"""Sampling parameters: what one request asks for, checked at the door.
+
+It knows ranges and types, nothing of tokens or models. A parameter the engine cannot honour yet
+is refused by name; none is ever ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from specdec.config import MAX_SPECULATIVE_TOKENS
+from specdec.errors import InvalidRequestError
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: noise is switched off and ties go to the lowest id."""
+
+MAX_STOP_STRINGS = 64
+MAX_N = 128
+
+# Known names whose neutral value is accepted and any other refused, until they are built.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "min_p": (0, None),
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+    "repetition_penalty": (1, None),
+    "logit_bias": (None, {}),
+    "bad_words": (None, []),
+    "allowed_token_ids": (None,),
+    "min_tokens": (0, None),
+    "logprobs": (None,),
+    "prompt_logprobs": (None,),
+    "structured_outputs": (None,),
+    "priority": (0, None),
+}
+
+
+def _fail(param: str, value: object, rule: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{param} is {value!r}; it must be {rule}", param=param)
+
+
+def _number(param: str, value: object, low: float, high: float) -> float:
+    rule = f"a finite number from {low:g} to {high:g}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _fail(param, value, rule)
+    if not (math.isfinite(value) and low <= value <= high):
+        raise _fail(param, value, rule)
+    return float(value)
+
+
+def _integer(param: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise _fail(param, value, f"an integer from {low} to {high}")
+    return value
+
+
+def _boolean(param: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _fail(param, value, "true or false")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeParams:
+    """One request's own say over speculation.
+
+    enabled                 False: this request is decoded plainly
+    num_speculative_tokens  at most this many drafts a step for this request; None: the engine's own
+    """
+
+    enabled: bool = True
+    num_speculative_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _boolean("speculative.enabled", self.enabled)
+        if self.num_speculative_tokens is not None:
+            _integer("speculative.num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when it ends; OpenAI's and vLLM's names.
+
+    n             independent choices of one prompt
+    temperature   0 (and anything below 1e-5) is greedy
+    top_k         keep the k likeliest tokens; 0 or -1: all
+    top_p         keep the likeliest tokens whose mass reaches top_p
+    seed          None: drawn freshly for every request
+    max_tokens    None: as many as the model length and the cache allow
+    stop          strings that end the output and are cut from it
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    speculative: SpeculativeParams | Mapping[str, Any] | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    bad_words: Sequence[str] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    min_tokens: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: object | None = None
+    priority: int | None = None
+    stop_strings: tuple[str, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, neutral in _NEUTRAL.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or value not in neutral:
+                raise InvalidRequestError(f"{name} is {value!r}; {name} is not supported yet", param=name)
+        _integer("n", self.n, 1, MAX_N)
+        self._set("temperature", _number("temperature", self.temperature, 0.0, 100.0))
+        self._set("top_p", _number("top_p", self.top_p, 0.0, 1.0))
+        if self.top_p == 0.0:
+            raise _fail("top_p", self.top_p, "above 0 and at most 1")
+        self._set("top_k", max(_integer("top_k", self.top_k, -1, 2**63 - 1), 0))
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _boolean("ignore_eos", self.ignore_eos)
+        _boolean("skip_special_tokens", self.skip_special_tokens)
+        self._set("stop_strings", self._checked_stop())
+        self._set("stop_token_ids", self._checked_stop_ids())
+        self._set("speculative", self._checked_speculative())
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)  # normalising inside __post_init__ only
+
+    def _checked_stop(self) -> tuple[str, ...]:
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        if stop is None:
+            return ()
+        if not isinstance(stop, (list, tuple)) or len(stop) > MAX_STOP_STRINGS:
+            raise _fail("stop", self.stop, f"a string or a list of at most {MAX_STOP_STRINGS} strings")
+        if any(not isinstance(s, str) or not s for s in stop):
+            raise _fail("stop", self.stop, "made of strings that are not empty")
+        return tuple(stop)
+
+    def _checked_stop_ids(self) -> tuple[int, ...]:
+        ids = self.stop_token_ids
+        if ids is None:
+            return ()
+        if not isinstance(ids, (list, tuple)):
+            raise _fail("stop_token_ids", ids, "a list of token ids")
+        return tuple(_integer("stop_token_ids", i, 0, 2**31 - 1) for i in ids)
+
+    def _checked_speculative(self) -> SpeculativeParams:
+        value = self.speculative
+        if value is None:
+            return SpeculativeParams()
+        if isinstance(value, SpeculativeParams):
+            return value
+        known = {f.name for f in fields(SpeculativeParams)}
+        if not isinstance(value, Mapping) or set(value) - known:
+            raise _fail("speculative", value, f"an object with the keys {', '.join(sorted(known))}")
+        return SpeculativeParams(**value)
+
+    @property
+    def is_greedy(self) -> bool:
+        """True where no noise enters the choice."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def speculative_params(self) -> SpeculativeParams:
+        """The normalised `speculative` value."""
+        assert isinstance(self.speculative, SpeculativeParams)
+        return self.speculative

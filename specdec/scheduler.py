@@ -1,0 +1,258 @@
+"""The continuous batcher: who takes part in the next step, and what the step changed.
+
+It plans by token: known tokens minus computed tokens, so prompt chunks, decoding and verification
+are one thing. It knows requests, blocks and budgets; it knows no tensors and no models, and
+`commit` is the only place in the engine that changes a request.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specdec.batch import Batch, Plan, Row, Verdict
+from specdec.block_pool import BlockPool
+from specdec.config import SchedulerConfig
+from specdec.request import FinishReason, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What one request gained in a step.
+
+    token_ids      new tokens, at most num_accepted + 1
+    num_drafted    drafts that were judged
+    num_accepted   how many of token_ids came from the draft
+    """
+
+    request: Request
+    token_ids: tuple[int, ...]
+    num_drafted: int
+    num_accepted: int
+
+
+def share_evenly(wanted: Sequence[int], budget: int) -> list[int]:
+    """Split a budget so that small wishes are met in full and the others get equal parts.
+
+    >>> share_evenly([8, 1, 4], 9)
+    [4, 1, 4]
+    >>> share_evenly([5, 5], 3)
+    [2, 1]
+    """
+    granted = [0] * len(wanted)
+    order = sorted(range(len(wanted)), key=lambda i: (wanted[i], i))
+    for position, i in enumerate(order):
+        granted[i] = min(wanted[i], -(-budget // (len(order) - position)))
+        budget -= granted[i]
+    return granted
+
+
+def share_prompts(owed: Sequence[int], budget: int) -> list[int]:
+    """Split a budget over prompts in order of arrival: half for the oldest, the rest shortest first.
+
+    The first half keeps a long prompt moving, the second lets short ones overtake it.
+
+    >>> share_prompts([4000, 10, 300], 512)
+    [256, 10, 246]
+    >>> share_prompts([4000, 10], 512)
+    [502, 10]
+    """
+    if not owed:
+        return []
+    granted = [0] * len(owed)
+    granted[0] = min(owed[0], (budget + 1) // 2)
+    budget -= granted[0]
+    for i in sorted(range(len(owed)), key=lambda i: (owed[i] - granted[i], i)):
+        more = min(owed[i] - granted[i], budget)
+        granted[i] += more
+        budget -= more
+    return granted
+
+
+class Scheduler:
+    """Waiting and running requests, the token budget, preemption."""
+
+    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+        self.config = config
+        self.pool = pool
+        self.waiting: list[Request] = []  # sorted by arrival
+        self.running: list[Request] = []  # sorted by arrival
+        self.num_preemptions = 0
+        self._arrivals = itertools.count()
+
+    @property
+    def has_work(self) -> bool:
+        """True while any request is unfinished."""
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; the door has checked that it can fit when it is alone."""
+        request.arrival = next(self._arrivals)
+        self._insert(self.waiting, request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request between steps, wherever it is; None when it is not here."""
+        for queue in (self.waiting, self.running):
+            for request in queue:
+                if request.request_id == request_id:
+                    self._finish(request, FinishReason.ABORT)
+                    return request
+        return None
+
+    # ------------------------------------------------------------------ planning
+
+    def schedule(self, budget: Callable[[Request], int]) -> Plan:
+        """Choose the rows of the next step and reserve their blocks.
+
+        Every running request that decodes gets its one base token; waiting prompts get what is
+        left, drafts what prompts leave, but each side at least half where both want more.
+        """
+        decoding, preempted = self._secure_base_tokens()
+        left = self.config.max_num_batched_tokens - len(decoding)
+        prompts = [r for r in self.running if r.num_owed_tokens > 1]
+        joined = self._admit(left - len(prompts)) if not preempted else []
+        prompts += joined
+        wanted_drafts = [min(budget(r), r.max_drafts) for r in decoding]
+        owed = [r.num_owed_tokens for r in prompts]
+        for_prompts = min(sum(owed), max(left - sum(wanted_drafts), (left + 1) // 2))
+        chunks = share_prompts(owed, for_prompts)
+        drafts = share_evenly(wanted_drafts, left - for_prompts)
+        rows = [self._row(r, 1, d) for r, d in zip(decoding, drafts, strict=True)]
+        rows += [self._row(r, c, 0) for r, c in zip(prompts, chunks, strict=True) if c]
+        return Plan(tuple(rows), tuple(joined), tuple(preempted))
+
+    def _secure_base_tokens(self) -> tuple[list[Request], list[Request]]:
+        """Give each decoding request the block of its next token, preempting the latest arrivals if need be."""
+        decoding: list[Request] = []
+        preempted: list[Request] = []
+        for request in list(self.running):
+            if request.num_owed_tokens > 1:  # a prompt, or preempted in this very loop
+                continue
+            while not self._reserve(request, request.num_tokens):
+                victim = self.running[-1]
+                self._preempt(victim)
+                preempted.append(victim)
+                if victim is request:
+                    break
+            else:
+                decoding.append(request)
+        return decoding, preempted
+
+    def _reserve(self, request: Request, num_tokens: int) -> bool:
+        """Extend the block table to hold `num_tokens`; False when the pool cannot."""
+        missing = self.pool.blocks_for(num_tokens) - len(request.block_table)
+        if missing > self.pool.num_free_blocks:
+            return False
+        if missing > 0:
+            request.block_table += self.pool.allocate(missing)
+        return True
+
+    def _row(self, request: Request, num_base: int, num_drafts: int) -> Row:
+        start = request.num_computed_tokens
+        while num_drafts and not self._reserve(request, start + num_base + num_drafts):
+            num_drafts -= 1
+        return Row(request, start, num_base, num_drafts)
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self.pool.release(request.block_table)
+        request.forget_cache()
+        request.stats.num_preemptions += 1
+        self.num_preemptions += 1
+        self._insert(self.waiting, request)
+
+    def _admit(self, most: int) -> list[Request]:
+        """Let waiting requests join, first come first served, while their whole prompt fits the pool.
+
+        One more block than the prompt is asked for while others run, so that a newcomer is not
+        preempted in its first step.
+        """
+        admitted: list[Request] = []
+        while self.waiting and len(admitted) < most and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting[0]
+            root = self.pool.root_hash(request.cache_salt)
+            hits, hashes = self.pool.match(request.token_ids, root)
+            needed = self.pool.blocks_for(request.num_tokens) - len(hits)
+            spare = len(self.running) + 1 if self.running else 0
+            if needed + spare > self.pool.num_free_blocks - self.pool.num_evictable(hits):
+                break
+            self.waiting.pop(0)
+            self.pool.hold(hits)
+            request.block_table = hits + self.pool.allocate(needed)
+            request.block_hashes = hashes
+            request.num_computed_tokens = len(hits) * self.pool.block_size
+            self._count_hits(request)
+            self._insert(self.running, request)
+            admitted.append(request)
+        return admitted
+
+    def _count_hits(self, request: Request) -> None:
+        if request.stats.num_preemptions == 0:  # a resumed request is not a new query
+            self.pool.num_queried_tokens += request.num_tokens
+            self.pool.num_hit_tokens += request.num_computed_tokens
+            request.stats.num_cached_tokens = request.num_computed_tokens
+
+    @staticmethod
+    def _insert(queue: list[Request], request: Request) -> None:
+        bisect.insort(queue, request, key=lambda r: (r.priority, r.arrival))
+
+    # ------------------------------------------------------------------ the one verb that changes the world
+
+    def commit(self, batch: Batch, verdict: Verdict) -> list[Emitted]:
+        """Make a step real: keep verified tokens, forget rejected ones, free what is done."""
+        emitted = []
+        for index, row in enumerate(batch):
+            if verdict.failed[index]:
+                row.request.error = "the model's scores were not finite"
+                self._finish(row.request, FinishReason.ERROR)
+                emitted.append(Emitted(row.request, (), 0, 0))
+            else:
+                emitted.append(self._commit_row(row, verdict.token_ids[index], verdict.num_accepted(index)))
+        return emitted
+
+    def _commit_row(self, row: Row, token_ids: tuple[int, ...], num_accepted: int) -> Emitted:
+        request = row.request
+        kept = request.extend(list(token_ids))
+        num_accepted = min(num_accepted, kept)
+        num_drafted = len(row.draft_token_ids)
+        if kept < len(token_ids):  # a stop cut the run: drafts behind it were never judged
+            num_drafted = min(num_drafted, kept)
+        request.num_computed_tokens = row.end + num_accepted  # the whole of roll-back
+        if row.chooses:
+            request.stats.record(num_drafted, num_accepted, kept)
+        self._register(request)
+        if request.is_finished:
+            assert request.finish_reason is not None
+            self._finish(request, request.finish_reason)
+        else:
+            keep = self.pool.blocks_for(request.num_tokens)
+            self.pool.release(request.block_table[keep:])
+            del request.block_table[keep:]
+        return Emitted(request, token_ids[:kept], num_drafted, num_accepted)
+
+    def _register(self, request: Request) -> None:
+        full = request.num_computed_tokens // self.pool.block_size
+        if full > len(request.block_hashes):
+            committed = request.token_ids[: full * self.pool.block_size]
+            root = self.pool.root_hash(request.cache_salt)
+            self.pool.register(request.block_table, request.block_hashes, committed, root)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        request.finish_reason = reason
+        (self.running if request in self.running else self.waiting).remove(request)
+        self.pool.release(request.block_table)
+        request.block_table = []
+
+    def fail_all(self, requests: Sequence[Request], message: str) -> None:
+        """End requests whose step raised; those that wait go on."""
+        for request in requests:
+            request.error = message
+            self._finish(request, FinishReason.ERROR)
+
+    def check_integrity(self) -> None:
+        """Raise unless every block is free, cached or in exactly the tables that count it."""
+        self.pool.check_integrity(r.block_table for r in self.running)
+        if any(r.block_table for r in self.waiting):
+            raise AssertionError("a waiting request holds blocks")
