@@ -1,0 +1,51 @@
+"""Linear layers for few tokens: weights packed once, read once a call, the same bits for a token in any company."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import native
+from specdec.kernels.linear import kernel, reference
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLinear:
+    """The weights of one layer, held once, in the order the implementation reads them."""
+
+    data: Tensor  # packed: [panels, K, panel]; plain: [N, K]
+    bias: Tensor | None  # [N]; float32 where packed, the weight's dtype where plain
+    out_features: int
+    in_features: int
+    is_packed: bool
+
+
+def pack(weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> PackedLinear:
+    """Lay out a weight for `linear`; the result shares no memory with it where native code will read it.
+
+    weight  [N, K]
+    bias    [N]     or None
+    dtype           what to store and compute in; None keeps the weight's
+    """
+    assert weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
+    dtype = dtype or weight.dtype
+    weight = weight.detach().to(dtype)
+    if dtype in kernel.DTYPES and weight.device.type == "cpu" and native.enabled():
+        wide_bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
+        return PackedLinear(kernel.pack(weight.contiguous()), wide_bias, *weight.shape, is_packed=True)
+    bias = None if bias is None else bias.detach().to(dtype)
+    return PackedLinear(weight, bias, *weight.shape, is_packed=False)
+
+
+def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+    """Return x W^T + b, summed in float32 (float64 stays float64).
+
+    x        [T, K]   of the packed dtype
+    out      [T, N]   contiguous, written in place of a new tensor
+    returns  [T, N]   the bits of a row do not depend on the other rows where native code runs
+    """
+    assert x.ndim == 2 and x.shape[1] == packed.in_features and x.dtype == packed.data.dtype
+    assert out is None or (out.shape == (x.shape[0], packed.out_features) and out.is_contiguous())
+    if not packed.is_packed:
+        return reference.linear(x, packed.data, packed.bias, out)
+    return kernel.linear(x, packed.data, packed.bias, packed.out_features, out)
