@@ -220,7 +220,7 @@ class Scheduler:
         if kept < len(token_ids):  # a stop cut the run: drafts behind it were never judged
             num_drafted = min(num_drafted, kept)
         request.num_computed_tokens = row.end + num_accepted  # the whole of roll-back
-        if row.chooses:
+        if token_ids:
             request.stats.record(num_drafted, num_accepted, kept)
         self._register(request)
         if request.is_finished:
