@@ -153,7 +153,7 @@ SPECDEC_INLINE void store_first(T* p, F v, int64_t count) {
 // ---- functions (polynomials of Cephes: expf, logf, tanhf) ---------------------------------------------------------
 
 SPECDEC_INLINE F exp(F x) {  // below -87 it is zero
-    F clamped = min(max(x, splat(-87.0f)), splat(88.0f));
+    F clamped = min(splat(88.0f), max(splat(-87.0f), x));  // in this order a NaN stays
     const F magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     F shifted = fma(clamped, splat(1.44269504088896341f), magic);
     F n = shifted - magic;

@@ -1,0 +1,92 @@
+// Reading keys and values of a tile out of the paged cache.
+#pragma once
+
+#include "vec.h"
+
+constexpr int TILE = 64;  // keys that one step of the online softmax takes, at absolute positions
+
+// slots[i] of position lo + i
+inline void find_slots(const int32_t* table, int64_t block_size, int64_t lo, int64_t hi, int64_t* slots) {
+    int64_t block = lo / block_size, offset = lo % block_size;
+    int64_t base = (int64_t)table[block] * block_size;
+    for (int64_t i = 0; i < hi - lo; ++i) {
+        if (offset == block_size) {
+            base = (int64_t)table[++block] * block_size;
+            offset = 0;
+        }
+        slots[i] = base + offset++;
+    }
+}
+
+template <typename T>
+SPECDEC_INLINE void prefetch_row(const T* row, int64_t width) {
+    for (int64_t byte = 0; byte < width * (int64_t)sizeof(T); byte += 64) __builtin_prefetch((const char*)row + byte);
+}
+
+// [width] -> [padded], the rest zero
+template <typename T>
+SPECDEC_INLINE void widen_row(const T* row, int64_t width, int64_t padded, float* to) {
+    for (int64_t d = 0; d < padded; d += vec::W) vec::store(to + d, vec::load_first(row + d, width - d));
+}
+
+#if defined(__AVX512F__)
+
+// 16 rows of 16 words -> 16 columns
+SPECDEC_INLINE void transpose_words(const char* const rows[16], int64_t byte, __m512i out[16]) {
+    __m512i a[16], b[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) a[i] = _mm512_loadu_si512(rows[i] + byte);
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {  // a[4 j + i] holds words i, 4 + i, 8 + i, 12 + i of rows 4 j .. 4 j + 3
+        __m512i low = _mm512_shuffle_i32x4(a[i], a[4 + i], 0x88), high = _mm512_shuffle_i32x4(a[i], a[4 + i], 0xdd);
+        __m512i low2 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0x88);
+        __m512i high2 = _mm512_shuffle_i32x4(a[8 + i], a[12 + i], 0xdd);
+        out[i] = _mm512_shuffle_i32x4(low, low2, 0x88);
+        out[8 + i] = _mm512_shuffle_i32x4(low, low2, 0xdd);
+        out[4 + i] = _mm512_shuffle_i32x4(high, high2, 0x88);
+        out[12 + i] = _mm512_shuffle_i32x4(high, high2, 0xdd);
+    }
+}
+
+SPECDEC_INLINE void transpose_16(const char* const rows[16], int64_t d, float* keys, const float*) {
+    __m512i words[16];
+    transpose_words(rows, d * 4, words);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(keys + (d + i) * 16, words[i]);
+}
+
+SPECDEC_INLINE void transpose_16(const char* const rows[16], int64_t d, float* keys, const vec::bf16*) {
+    __m512i words[16];
+    transpose_words(rows, d * 2, words);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {  // a word is two neighbours of d
+        _mm512_storeu_si512(keys + (d + 2 * i) * 16, _mm512_slli_epi32(words[i], 16));
+        _mm512_storeu_si512(keys + (d + 2 * i + 1) * 16, _mm512_and_si512(words[i], _mm512_set1_epi32(0xffff0000)));
+    }
+}
+
+#endif
+
+// W rows of [D] -> [DP][W] in float; the rest of DP is zero
+template <typename T>
+void transpose_keys(const T* const rows[vec::W], int64_t D, int64_t DP, float* keys) {
+    int64_t d = 0;
+#if defined(__AVX512F__)
+    constexpr int64_t STEP = 64 / sizeof(T);
+    for (; d + STEP <= D; d += STEP) transpose_16((const char* const*)rows, d, keys, (const T*)nullptr);
+#endif
+    for (; d < DP; ++d)
+        for (int i = 0; i < vec::W; ++i) keys[d * vec::W + i] = d < D ? vec::to_float(rows[i][d]) : 0.0f;
+}

@@ -1,0 +1,14 @@
+// Writing keys or values into the paged cache; see write_kv.cpp.
+#pragma once
+
+#include <cstdint>
+
+struct KVRows {
+    const char* data;  // [T, G, D], strides in bytes
+    char* cache;       // [num_slots, G, D]
+    int64_t bytes;     // of one D
+    int64_t token_stride, group_stride;
+};
+
+// To be called by every thread of a parallel region, or outside one. A negative slot is skipped.
+void write_kv_team(const KVRows& rows, const int64_t* slots, int64_t num_tokens, int64_t groups);
