@@ -20,6 +20,7 @@ from specdec.kernels import native
 from specdec.models import sources
 from specdec.models.attention import IMPLEMENTATION, AttentionProbe
 from specdec.models.gate import check_config, check_model
+from specdec.models.packed import pack_linears
 
 logger = logging.getLogger("specdec")
 
@@ -82,6 +83,8 @@ def load(config: ModelConfig) -> LoadedModel:
     module = _load_weights(path, dtype).to(device).eval()
     text_config = module.config.get_text_config()
     attention = check_model(module, text_config)
+    vocab_size = int(module.get_output_embeddings().weight.shape[0])
+    pack_linears(module)
     tokenizer = _load_tokenizer(path)
     longest = int(getattr(text_config, "max_position_embeddings", None) or 2**20)
     if config.max_model_len is not None and config.max_model_len > longest:
@@ -97,7 +100,7 @@ def load(config: ModelConfig) -> LoadedModel:
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(path, text_config, tokenizer),
         max_model_len=config.max_model_len or longest,
-        vocab_size=int(module.get_output_embeddings().weight.shape[0]),
+        vocab_size=vocab_size,
         dtype=dtype,
         device=device,
     )
