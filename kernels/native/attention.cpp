@@ -329,21 +329,19 @@ void plan_attention(const AttentionShape& shape, const int32_t* seq_lens, const 
     plan.part_floats = std::max<int64_t>(heads, PASS_ROWS) * (padded(shape.Dv) + 2);
 }
 
-void attention_team(const AttentionShape& shape, const AttentionPlan& plan, const void* q, const void* k_cache,
+void attention_team(Team& team, const AttentionShape& shape, const AttentionPlan& plan, const void* q, const void* k_cache,
                     const void* v_cache, const int32_t* block_tables, const float* sinks, void* out, float* parts) {
     const int64_t num_items = plan.items.size(), num_merges = plan.merges.size();
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_items; ++i) {
+    team.share(num_items, [&](int64_t i) {
         if (shape.kv_dtype == BFLOAT16)
             attend(shape, plan.items[i], q, (const bf16*)k_cache, (const bf16*)v_cache, block_tables, sinks, out, parts,
                    plan.part_floats);
         else
             attend(shape, plan.items[i], q, (const float*)k_cache, (const float*)v_cache, block_tables, sinks, out, parts,
                    plan.part_floats);
-    }
+    });
     if (!num_merges) return;
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < num_merges; ++i) {
+    team.share(num_merges, [&](int64_t i) {
         const AttentionMerge& m = plan.merges[i];
         const int64_t rows = m.num_queries * (shape.H / shape.G), width = padded(shape.Dv);
         State total(parts + m.first_part * plan.part_floats, rows, width);
@@ -352,7 +350,7 @@ void attention_team(const AttentionShape& shape, const AttentionPlan& plan, cons
             merge(total, part, rows, width);
         }
         finish(shape, total, m.group, m.first_query, m.num_queries, sinks, out);
-    }
+    });
 }
 
 extern "C" void specdec_paged_attention(const void* q, const void* k_cache, const void* v_cache,
@@ -366,8 +364,9 @@ extern "C" void specdec_paged_attention(const void* q, const void* k_cache, cons
     AttentionPlan& plan = plan_of_thread;
     plan_attention(shape, seq_lens, cu_query_lens, num_rows, num_threads, plan);
     float* parts = call_scratch(plan.num_parts * plan.part_floats);
-#pragma omp parallel num_threads(num_threads)
-    attention_team(shape, plan, q, k_cache, v_cache, block_tables, sinks, out, parts);
+    Team::run(num_threads, [&](Team& team) {
+        attention_team(team, shape, plan, q, k_cache, v_cache, block_tables, sinks, out, parts);
+    });
     const int64_t row_bytes = shape.H * shape.Dv * (shape.out_dtype == BFLOAT16 ? 2 : 4);
     std::memset((char*)out + plan.num_queries * row_bytes, 0, (num_tokens - plan.num_queries) * row_bytes);
 }

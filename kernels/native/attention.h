@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "team.h"
 #include "vec.h"
 
 struct AttentionShape {
@@ -33,6 +34,6 @@ struct AttentionPlan {
 void plan_attention(const AttentionShape& shape, const int32_t* seq_lens, const int32_t* cu_query_lens, int64_t num_rows,
                     int64_t num_threads, AttentionPlan& plan);
 
-// To be called by every thread of a parallel region, or outside one; ends with a barrier.
-void attention_team(const AttentionShape& shape, const AttentionPlan& plan, const void* q, const void* k_cache,
+// Called by every thread of the team.
+void attention_team(Team& team, const AttentionShape& shape, const AttentionPlan& plan, const void* q, const void* k_cache,
                     const void* v_cache, const int32_t* block_tables, const float* sinks, void* out, float* parts);

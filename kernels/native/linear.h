@@ -1,6 +1,7 @@
 // Linear layers over weights packed in panels; see linear.cpp.
 #pragma once
 
+#include "team.h"
 #include "vec.h"
 
 constexpr int PANEL = 2 * vec::W;  // outputs a panel holds
@@ -14,6 +15,6 @@ struct Linear {
 
 int64_t linear_scratch(int64_t num_tokens, int64_t K);  // floats
 
-// To be called by every thread of a parallel region, or outside one. x [T, K], out [T, N]; scratch as above.
-void linear_team(const Linear& layer, const void* x, int64_t x_dtype, void* out, int64_t out_dtype, int64_t num_tokens,
-                 float* scratch);
+// Called by every thread of the team. x [T, K], out [T, N]; scratch as above.
+void linear_team(Team& team, const Linear& layer, const void* x, int64_t x_dtype, void* out, int64_t out_dtype, 
+                 int64_t num_tokens, float* scratch);
