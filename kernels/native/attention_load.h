@@ -1,22 +1,31 @@
 // Reading keys and values of a tile out of the paged cache.
 #pragma once
 
+#include "attention.h"
 #include "vec.h"
 
-constexpr int TILE = 64;  // keys that one step of the online softmax takes, at absolute positions
+// The keys of one tile that a pass sees: [from, to) of TILE, and the slot of each.
+struct Tile {
+    int64_t start;  // absolute position
+    int from, to;
+    int64_t slots[TILE];
 
-// slots[i] of position lo + i
-inline void find_slots(const int32_t* table, int64_t block_size, int64_t lo, int64_t hi, int64_t* slots) {
-    int64_t block = lo / block_size, offset = lo % block_size;
-    int64_t base = (int64_t)table[block] * block_size;
-    for (int64_t i = 0; i < hi - lo; ++i) {
-        if (offset == block_size) {
-            base = (int64_t)table[++block] * block_size;
-            offset = 0;
+    void find(const int32_t* table, int64_t block_size, int64_t at, int64_t begin, int64_t end) {
+        start = at;
+        from = std::max<int64_t>(0, begin - at);
+        to = std::max<int64_t>(from, std::min<int64_t>(TILE, end - at));
+        if (from == to) return;
+        int64_t block = (at + from) / block_size, offset = (at + from) % block_size;
+        int64_t base = table[block] * block_size;
+        for (int i = from; i < to; ++i) {
+            if (offset == block_size) {
+                base = table[++block] * block_size;
+                offset = 0;
+            }
+            slots[i] = base + offset++;
         }
-        slots[i] = base + offset++;
     }
-}
+};
 
 template <typename T>
 SPECDEC_INLINE void prefetch_row(const T* row, int64_t width) {
@@ -27,6 +36,32 @@ SPECDEC_INLINE void prefetch_row(const T* row, int64_t width) {
 template <typename T>
 SPECDEC_INLINE void widen_row(const T* row, int64_t width, int64_t padded, float* to) {
     for (int64_t d = 0; d < padded; d += vec::W) vec::store(to + d, vec::load_first(row + d, width - d));
+}
+
+// [width] -> [padded] in the order of load_pair, the rest zero
+template <typename T>
+SPECDEC_INLINE void widen_pairs(const T* row, int64_t width, int64_t padded, float* to) {
+    for (int64_t d = 0; d < padded; d += 2 * vec::W) {
+        vec::F first, second;
+        T lanes[2 * vec::W] = {};
+        if (width - d >= 2 * vec::W) {
+            vec::load_pair(row + d, first, second);
+        } else {
+            for (int64_t i = 0; i < width - d; ++i) lanes[i] = row[d + i];
+            vec::load_pair(lanes, first, second);
+        }
+        vec::store(to + d, first);
+        vec::store(to + d + vec::W, second);
+    }
+}
+
+// even and odd neighbours, as load_pair leaves them in bfloat16 -> in order
+SPECDEC_INLINE void put_pairs_in_order(float* row, int64_t padded) {
+    for (int64_t d = 0; d < padded; d += 2 * vec::W) {
+        float lanes[2 * vec::W];
+        for (int i = 0; i < vec::W; ++i) lanes[2 * i] = row[d + i], lanes[2 * i + 1] = row[d + vec::W + i];
+        std::memcpy(row + d, lanes, sizeof lanes);
+    }
 }
 
 #if defined(__AVX512F__)

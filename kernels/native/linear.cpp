@@ -24,18 +24,6 @@ struct Blocks {  // num_tokens in nearly equal blocks of at most MAX_ROWS
     int64_t rows(int64_t i) const { return size + (i < rest); }
 };
 
-SPECDEC_INLINE void widen(const float* p, F& low, F& high) {
-    low = load(p);
-    high = load(p + W);
-}
-
-SPECDEC_INLINE void widen(const bf16* p, F& low, F& high) {
-    U words;
-    std::memcpy(&words, p, sizeof words);
-    low = as<F>(words << 16);
-    high = as<F>(words & 0xffff0000u);
-}
-
 // sums[r][:] (+)= x[:, r] . panel over one stretch of k; `ahead` is what will be read next
 template <typename T, int ROWS>
 void multiply(const T* panel, const float* x, int64_t count, float* sums, bool first, const char* ahead) {
@@ -44,7 +32,7 @@ void multiply(const T* panel, const float* x, int64_t count, float* sums, bool f
     for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = F{};
     for (int64_t k = 0; k < count; ++k) {
         F low, high;
-        widen(panel + k * PANEL, low, high);
+        load_pair(panel + k * PANEL, low, high);
         for (int line = 0; line < (int)(PANEL * sizeof(T)); line += 64)
             __builtin_prefetch(ahead + k * PANEL * sizeof(T) + line);
 #pragma GCC unroll 16
