@@ -18,6 +18,7 @@ namespace {
 
 constexpr float NONE = -std::numeric_limits<float>::infinity();
 constexpr float LOG2_E = 1.44269504088896341f;
+constexpr int KEYS = 2 * W;  // keys that a micro-kernel scores
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr int BLOCK_ROWS = 2;  // rows of one micro-kernel: 4 accumulators each
 #else
@@ -43,10 +44,10 @@ struct Pass {  // one item's buffers; its rows are (group, query, head of the gr
     Pass(const AttentionShape& s, const AttentionItem& i, const int32_t* tables)
         : shape(s), item(i), table(tables + i.row * s.table_stride), heads(s.H / s.G), group_rows(i.num_queries * heads),
           rows(group_rows * i.num_groups), DP(padded_width(s.D)), DvP(padded_width(s.Dv)) {
-        int64_t working = rows * (DP + W) + group_rows * TILE + TILE * DvP + DP * W + DP;
+        int64_t working = rows * (DP + W) + group_rows * TILE + TILE * DvP + DP * KEYS + DP;
         float* at = thread_scratch(working + 2 * State::floats(rows, DvP));
         auto take = [&](int64_t floats) { return (at += floats) - floats; };
-        q = take(rows * DP), keys = take(DP * W), scores = take(group_rows * TILE), values = take(TILE * DvP);
+        q = take(rows * DP), keys = take(DP * KEYS), scores = take(group_rows * TILE), values = take(TILE * DvP);
         lane_sums = take(rows * W), zeros = take(DP), end = at;
         std::fill(zeros, zeros + DP, 0.0f);
     }
@@ -56,25 +57,35 @@ struct Pass {  // one item's buffers; its rows are (group, query, head of the gr
     int64_t end_position() const { return item.position + item.num_queries; }
 };
 
+// scores[r][:] = q[r] . keys, for KEYS keys
 template <int ROWS>
 void score_rows(const float* q, const float* keys, int64_t DP, float scale, float softcap, float* scores) {
-    F acc[ROWS][4];  // four sums over d modulo 4, so that few rows do not wait for each other
+    F even[ROWS][2], odd[ROWS][2];  // sums over even and odd d, so that few rows do not wait for each other
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = F{};
+    for (int64_t d = 0; d < DP; d += 2) {
+        F key0 = load(keys + d * KEYS), key1 = load(keys + d * KEYS + W);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) {
+            F a = splat(q[r * DP + d]);
+            even[r][0] = fma(a, key0, even[r][0]);
+            even[r][1] = fma(a, key1, even[r][1]);
+        }
+        key0 = load(keys + (d + 1) * KEYS), key1 = load(keys + (d + 1) * KEYS + W);
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r) {
+            F a = splat(q[r * DP + d + 1]);
+            odd[r][0] = fma(a, key0, odd[r][0]);
+            odd[r][1] = fma(a, key1, odd[r][1]);
+        }
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
-        for (int c = 0; c < 4; ++c) acc[r][c] = F{};
-    for (int64_t d = 0; d < DP; d += 4)
-#pragma GCC unroll 4
-        for (int c = 0; c < 4; ++c) {
-            F key = load(keys + (d + c) * W);
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; ++r) acc[r][c] = fma(splat(q[r * DP + d + c]), key, acc[r][c]);
+        for (int i = 0; i < 2; ++i) {
+            F score = (even[r][i] + odd[r][i]) * scale;
+            if (softcap > 0) score = softcap * tanh(score / softcap);
+            store(scores + r * TILE + i * W, score * LOG2_E);
         }
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) {
-        F score = ((acc[r][0] + acc[r][1]) + (acc[r][2] + acc[r][3])) * scale;
-        if (softcap > 0) score = softcap * tanh(score / softcap);
-        store(scores + r * TILE, score * LOG2_E);
-    }
 }
 
 // out[r] += sum over keys of weights[r][key] * values[key], for PAIRS * 2 vectors of the width
@@ -169,16 +180,17 @@ void attend_tile(const Pass& pass, int64_t group, const T* k, const T* v, const 
     const float* q = pass.q + first_row * pass.DP;
     float *max = state.max + first_row, *sums = pass.lane_sums + first_row * W, *out = state.out + first_row * pass.DvP;
 
-    for (int part = 0; part < TILE; part += W) {
-        for (int key = std::max(part, next.from); key < std::min(part + W, next.to); ++key) {
+    for (int part = 0; part < TILE; part += KEYS) {
+        for (int key = std::max(part, next.from); key < std::min(part + KEYS, next.to); ++key) {
             prefetch_row(k + next.slots[key] * k_stride, shape.D);
             prefetch_row(v + next.slots[key] * v_stride, shape.Dv);
         }
-        if (part + W <= from || part >= to) continue;
-        const T* rows[W];
-        for (int i = 0; i < W; ++i)
+        if (part + KEYS <= from || part >= to) continue;
+        const T* rows[KEYS];
+        for (int i = 0; i < KEYS; ++i)
             rows[i] = part + i >= from && part + i < to ? k + tile.slots[part + i] * k_stride : (const T*)pass.zeros;
-        transpose_keys(rows, shape.D, pass.DP, pass.keys);
+        transpose_keys<KEYS>(rows, shape.D, pass.DP, pass.keys);
+        transpose_keys<KEYS>(rows + W, shape.D, pass.DP, pass.keys + W);
         for_row_blocks(pass.group_rows, [&](int64_t r, auto count) {
             score_rows<decltype(count)::value>(q + r * pass.DP, pass.keys, pass.DP, shape.scale, shape.softcap,
                                                pass.scores + r * TILE + part);
@@ -190,7 +202,7 @@ void attend_tile(const Pass& pass, int64_t group, const T* k, const T* v, const 
         soften_row(pass.scores + r * TILE, first, std::min<int64_t>(to, own + 1), max + r, sums + r * W,
                    out + r * pass.DvP, pass.DvP);
     }
-    const bool in_place = pass.DvP == shape.Dv && (sizeof(T) == 4 || pass.group_rows <= BLOCK_ROWS);
+    const bool in_place = pass.DvP == shape.Dv;
     if (!in_place)
         for (int key = from; key < to; ++key)
             widen_pairs(v + tile.slots[key] * v_stride, shape.Dv, pass.DvP, pass.values + key * pass.DvP);

@@ -43,10 +43,10 @@ template <typename T>
 SPECDEC_INLINE void widen_pairs(const T* row, int64_t width, int64_t padded, float* to) {
     for (int64_t d = 0; d < padded; d += 2 * vec::W) {
         vec::F first, second;
-        T lanes[2 * vec::W] = {};
         if (width - d >= 2 * vec::W) {
             vec::load_pair(row + d, first, second);
         } else {
+            T lanes[2 * vec::W] = {};
             for (int64_t i = 0; i < width - d; ++i) lanes[i] = row[d + i];
             vec::load_pair(lanes, first, second);
         }
@@ -95,33 +95,33 @@ SPECDEC_INLINE void transpose_words(const char* const rows[16], int64_t byte, __
     }
 }
 
-SPECDEC_INLINE void transpose_16(const char* const rows[16], int64_t d, float* keys, const float*) {
+SPECDEC_INLINE void transpose_16(const char* const rows[16], int64_t d, float* keys, int64_t stride, const float*) {
     __m512i words[16];
     transpose_words(rows, d * 4, words);
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(keys + (d + i) * 16, words[i]);
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(keys + (d + i) * stride, words[i]);
 }
 
-SPECDEC_INLINE void transpose_16(const char* const rows[16], int64_t d, float* keys, const vec::bf16*) {
+SPECDEC_INLINE void transpose_16(const char* const rows[16], int64_t d, float* keys, int64_t stride, const vec::bf16*) {
     __m512i words[16];
     transpose_words(rows, d * 2, words);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {  // a word is two neighbours of d
-        _mm512_storeu_si512(keys + (d + 2 * i) * 16, _mm512_slli_epi32(words[i], 16));
-        _mm512_storeu_si512(keys + (d + 2 * i + 1) * 16, _mm512_and_si512(words[i], _mm512_set1_epi32(0xffff0000)));
+        _mm512_storeu_si512(keys + (d + 2 * i) * stride, _mm512_slli_epi32(words[i], 16));
+        _mm512_storeu_si512(keys + (d + 2 * i + 1) * stride, _mm512_and_si512(words[i], _mm512_set1_epi32(0xffff0000)));
     }
 }
 
 #endif
 
-// W rows of [D] -> [DP][W] in float; the rest of DP is zero
-template <typename T>
+// W rows of [D] -> [DP][STRIDE] in float; the rest of DP is zero
+template <int STRIDE, typename T>
 void transpose_keys(const T* const rows[vec::W], int64_t D, int64_t DP, float* keys) {
     int64_t d = 0;
 #if defined(__AVX512F__)
     constexpr int64_t STEP = 64 / sizeof(T);
-    for (; d + STEP <= D; d += STEP) transpose_16((const char* const*)rows, d, keys, (const T*)nullptr);
+    for (; d + STEP <= D; d += STEP) transpose_16((const char* const*)rows, d, keys, STRIDE, (const T*)nullptr);
 #endif
     for (; d < DP; ++d)
-        for (int i = 0; i < vec::W; ++i) keys[d * vec::W + i] = d < D ? vec::to_float(rows[i][d]) : 0.0f;
+        for (int i = 0; i < vec::W; ++i) keys[d * STRIDE + i] = d < D ? vec::to_float(rows[i][d]) : 0.0f;
 }
