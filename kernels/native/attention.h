@@ -28,7 +28,7 @@ struct AttentionPlan {
     std::vector<AttentionItem> merges;  // items whose segments were given to several threads
     std::vector<AttentionItem> whole;   // before cutting
     int64_t part_floats = 0;            // scratch that partial results need
-    int64_t num_queries = 0;
+    int64_t num_queries = 0, num_multiplications = 0;  // the latter to within a segment
 };
 
 inline int64_t padded_width(int64_t width) { return (width + 2 * vec::W - 1) / (2 * vec::W) * (2 * vec::W); }

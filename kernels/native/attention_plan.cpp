@@ -14,7 +14,7 @@ void plan_attention(const AttentionShape& shape, const int32_t* seq_lens, const 
     plan.items.clear();
     plan.merges.clear();
     plan.whole.clear();
-    plan.part_floats = 0;
+    plan.part_floats = plan.num_multiplications = 0;
     plan.num_queries = cu_query_lens[num_rows];
     const int64_t heads = shape.H / shape.G, most = std::max<int64_t>(1, GROUP_ROWS / heads);
     int64_t all_segments = 0;
@@ -32,6 +32,7 @@ void plan_attention(const AttentionShape& shape, const int32_t* seq_lens, const 
                 item.first_segment = from, item.end_segment = to, item.part = -1;
                 plan.whole.push_back(item);
                 all_segments += to - from;
+                plan.num_multiplications += count * heads * item.num_groups * (to - from) * SEGMENT * (shape.D + shape.Dv);
             }
         }
     }
@@ -64,6 +65,7 @@ extern "C" void specdec_paged_attention(const void* q, const void* k_cache, cons
     static thread_local AttentionPlan plan_of_thread;
     AttentionPlan& plan = plan_of_thread;  // a lambda would otherwise name the worker's own
     plan_attention(shape, seq_lens, cu_query_lens, num_rows, num_threads, plan);
+    num_threads = worthwhile_threads(plan.num_multiplications, num_threads);
     float* parts = call_scratch(plan.part_floats);
     Team::run(num_threads, [&](Team& team) {
         attention_team(team, shape, plan, q, k_cache, v_cache, block_tables, sinks, out, parts);
