@@ -199,7 +199,9 @@ void sample(const T* logits, const int64_t* seeds, const int64_t* positions, con
         Row row{Stream(seeds[r], positions[r]), temperatures[r]};
         best[i] = choose(logits + r * V, from, std::min(V, from + STRETCH), row);
     };
-    Team::run(num_threads, [&](Team& team) { team.share(num_rows * stretches, choose_stretch); });
+    int64_t work = 0;  // a noisy id is worth some eighty multiplications, a greedy one two
+    for (int64_t r = 0; r < num_rows; ++r) work += V * (temperatures[r] < GREEDY_BELOW ? 2 : 80);
+    Team::run(worthwhile_threads(work, num_threads), [&](Team& team) { team.share(num_rows * stretches, choose_stretch); });
     for (int64_t r = 0; r < num_rows; ++r) {
         Best<Value> all;
         for (int64_t s = 0; s < stretches; ++s) all.merge(best[r * stretches + s]);

@@ -63,12 +63,9 @@ INSTANTIATE(bf16)
 
 namespace {
 
-constexpr int64_t FEW = 1 << 15;  // numbers that one thread handles sooner than a second one wakes up
-
 template <typename Body>
 void for_tokens(int64_t num_tokens, int64_t width, int64_t num_threads, Body body) {
-    if (num_tokens * width < FEW) num_threads = 1;
-    Team::run(num_threads, [&](Team& team) { team.share(num_tokens, body, 16); });
+    Team::run(worthwhile_threads(num_tokens * width * 4, num_threads), [&](Team& team) { team.share(num_tokens, body, 16); });
 }
 
 }  // namespace

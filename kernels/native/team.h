@@ -12,6 +12,11 @@
 #include <omp.h>
 #endif
 
+// A second thread pays only if there is more to do than it takes to wake it; `multiplications` of 32 bits, or the like.
+inline int64_t worthwhile_threads(int64_t multiplications, int64_t num_threads) {
+    return std::clamp<int64_t>(multiplications / (1 << 18), 1, std::max<int64_t>(1, num_threads));
+}
+
 class Team {
   public:
     // Runs body(team) on up to num_threads threads; body must reach the same loops and barriers on each.

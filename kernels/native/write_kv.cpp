@@ -29,9 +29,7 @@ extern "C" void specdec_write_kv(const void* k, const void* v, const int64_t* sl
                                  int64_t v_group_stride, int64_t num_threads) {
     KVRows keys{(const char*)k, (char*)k_cache, k_bytes, k_token_stride, k_group_stride};
     KVRows values{(const char*)v, (char*)v_cache, v_bytes, v_token_stride, v_group_stride};
-    // A few tokens are copied sooner than a second thread wakes up.
-    bool alone = num_tokens * groups * (k_bytes + v_bytes) < (1 << 17);
-    Team::run(alone ? 1 : num_threads, [&](Team& team) {
+    Team::run(worthwhile_threads(num_tokens * groups * (k_bytes + v_bytes), num_threads), [&](Team& team) {
         write_kv_team(team, keys, slots, num_tokens, groups);
         write_kv_team(team, values, slots, num_tokens, groups);
     });
