@@ -13,14 +13,13 @@ from typing import Any
 
 import torch
 
-from specdec.batch import Batch, Drafts, Plan, Row, Verdict
+from specdec.batch import Drafts, Plan, Row
 from specdec.block_pool import BlockPool
 from specdec.config import SchedulerConfig
 from specdec.controller import FixedLength
 from specdec.engine import Engine
 from specdec.models.forward_batch import Segment
 from specdec.proposers.base import NoDrafts, Proposer
-from specdec.request import Request
 from specdec.scheduler import Scheduler
 from tests.toys import VOCAB_SIZE, byte_tokenizer
 
