@@ -18,6 +18,7 @@ from tqdm import tqdm
 from evals import results, speedup_table, workloads
 from evals.compare import Comparison
 from evals.equality import Judge
+from evals.flags import numbers, words
 from evals.load import Job
 from evals.runs import KIND, Run, summarise
 from evals.systems import METHODS, Setup, encode, engine_systems, load
@@ -30,13 +31,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--target", default="smollm2-135m", help="alias, directory or hub id")
     add("--draft", help="a second model of the same tokenizer, for method draft")
-    add("--workloads", type=_words, default=list(workloads.NAMES), help="of " + ",".join(workloads.NAMES))
+    add("--workloads", type=words, default=list(workloads.NAMES), help="of " + ",".join(workloads.NAMES))
     add("--prompts", type=Path, help="JSONL in Spec-Bench, HumanEval, ShareGPT or plain form, instead of --workloads")
     add("--num-prompts", type=int, help="of each workload; default: all")
     add("--max-tokens", type=int, default=64)
-    add("--concurrency", type=_numbers, default=[1, 8])
-    add("--k", type=_numbers, default=[2, 4], help="draft lengths")
-    add("--methods", type=_words, default=None, help="of " + ",".join(METHODS) + "; plain is always measured")
+    add("--concurrency", type=numbers, default=[1, 8])
+    add("--k", type=numbers, default=[2, 4], help="draft lengths")
+    add("--methods", type=words, default=None, help="of " + ",".join(METHODS) + "; plain is always measured")
     add("--temperature", type=float, default=0.0)
     add("--dtype", default="auto")
     add("--repeats", type=int, default=3)
@@ -54,14 +55,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if min(args.k) < 1 or min(args.concurrency) < 1 or args.repeats < 1:
         parser.error("--k, --concurrency and --repeats must be at least 1")
     return args
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(word) for word in _words(text)]
 
 
 def main(argv: Sequence[str]) -> int:
