@@ -45,7 +45,6 @@ def test_characters_whose_bytes_span_tokens_stay_whole(text: str, num_drafts: in
     assert all("\ufffd" not in choice["text"] for chunk in chunks for choice in chunk["choices"])
 
 
-@pytest.mark.parametrize("num_drafts", [0, 2])
 @pytest.mark.parametrize("text", ["a\x85b\u2028c\u2029d", "a\nb\r\nc\x0bd\x0ce\x1cf"])
 def test_line_breaks_inside_a_text_do_not_break_events(text: str) -> None:
     story = [*b"> ", *text.encode(), EOS]
@@ -54,6 +53,7 @@ def test_line_breaks_inside_a_text_do_not_break_events(text: str) -> None:
         assert len(event(chunk).decode().splitlines()) == 2  # the event and the empty line behind it
 
 
+@pytest.mark.parametrize("num_drafts", [0, 2])
 def test_half_a_character_is_replaced_and_hurts_nothing_behind_it(num_drafts: int) -> None:
     story = [*b"> ", *"\U0001f600".encode()[:2], *b" a", EOS]
     got, _, _ = both(lambda: scripted_engine(story, num_drafts=num_drafts), prompt="> ", max_tokens=99)
