@@ -79,7 +79,9 @@ class AttentionProbe:
     modules: list[nn.Module] = field(default_factory=list)
     shapes: list[LayerShape] = field(default_factory=list)
 
-    def record(self, module: nn.Module, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> None:
+    def record(
+        self, module: nn.Module, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
+    ) -> None:
         """Note one call, or refuse the model."""
         unknown = sorted(k for k, v in kwargs.items() if v is not None and k not in _HONOURED | _HARMLESS)
         if unknown:

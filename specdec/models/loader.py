@@ -116,14 +116,18 @@ def _read_config(path: Path) -> Any:
 def _load_weights(path: Path, dtype: torch.dtype) -> Any:
     try:
         module, info = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True
+            path,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that we can name them; they are fatal below
         )
     except (ValueError, OSError, RuntimeError) as error:
         raise ModelLoadError(f"transformers could not load {path}: {error}") from error
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ModelLoadError(f"{path} lacks the weights of {len(missing)} tensors, among them {', '.join(missing[:5])}")
     mismatched = sorted(str(m) for m in info.get("mismatched_keys") or ())
+    missing = sorted(info["missing_keys"])
+    if missing and not mismatched:
+        raise ModelLoadError(f"{path} lacks the weights of {len(missing)} tensors, among them {', '.join(missing[:5])}")
     if mismatched:
         raise ModelLoadError(f"{path} has weights of another shape than its config says: {', '.join(mismatched[:5])}")
     if info.get("unexpected_keys"):

@@ -23,9 +23,7 @@ class ModelRunner:
     def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
         self.model = model
         self.context = StepContext()
-        self.cache = KVCache(
-            model.attention.shapes, num_blocks, block_size, dtype=model.dtype, device=model.device
-        )
+        self.cache = KVCache(model.attention.shapes, num_blocks, block_size, dtype=model.dtype, device=model.device)
         layers = zip(model.attention.modules, self.cache.keys, self.cache.values, strict=True)
         for module, keys, values in layers:
             module.specdec_cache = LayerCache(self.context, keys, values)  # type: ignore[assignment]
