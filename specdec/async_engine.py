@@ -11,6 +11,7 @@ import itertools
 import logging
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ class Gain:
     num_accepted   how many of token_ids, from the first on, came from the draft
     finish_reason  None while the request goes on
     error          what went wrong, with finish_reason ERROR
+    joined_at      when the request's first step began, on time.monotonic()
+    at             when this step ended
     """
 
     index: int
@@ -42,24 +45,35 @@ class Gain:
     num_drafted: int
     num_accepted: int
     finish_reason: FinishReason | None
-    error: str | None
+    error: str | None = None
+    joined_at: float = 0.0
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """Counts of one step, taken on the engine's thread right after it.
+    """What one step did.
 
-    The last three are totals since the start.
+    num_rows           requests that took part
+    num_tokens         tokens the target computed: prompt chunks, base tokens and drafts
+    num_prompt_tokens  lengths of the prompts that were finished in this step
     """
 
     gains: tuple[Gain, ...]
     num_rows: int
-    num_running: int
-    num_waiting: int
-    kv_usage: float
-    num_preemptions: int
-    num_queried_tokens: int
-    num_hit_tokens: int
+    num_tokens: int
+    num_prompt_tokens: int
+
+
+@dataclass(slots=True)
+class _Owner:
+    """Where a request's gains go, and how far it was when last looked at."""
+
+    stream: GainStream
+    index: int
+    joined_at: float | None = None
+    num_computed_tokens: int = 0
+    has_tokens: bool = False
 
 
 class GainStream:
@@ -134,7 +148,7 @@ class AsyncEngine:
         self.on_step = on_step
         self.num_unfinished = 0
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._owners: dict[str, tuple[GainStream, int]] = {}  # the thread's own
+        self._owners: dict[str, _Owner] = {}  # the thread's own
         self._streams: set[GainStream] = set()  # the loop's own
         self._ids = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -234,7 +248,8 @@ class AsyncEngine:
             while not self._is_closing:
                 self._obey()
                 if self.engine.has_work and not self._is_closing:
-                    self._deliver(self.engine.step())
+                    began_at = time.monotonic()
+                    self._deliver(self.engine.step(), began_at)
                 if self.engine.is_dead:
                     raise EngineDeadError("the engine failed twice in a row and has stopped; restart the server")
         except Exception as fault:
@@ -259,7 +274,7 @@ class AsyncEngine:
 
     def _add(self, stream: GainStream) -> None:
         for index, request in enumerate(stream.requests):
-            self._owners[request.request_id] = (stream, index)
+            self._owners[request.request_id] = _Owner(stream, index)
             self.engine.add(request)
 
     def _abort(self, stream: GainStream) -> None:
@@ -267,33 +282,29 @@ class AsyncEngine:
             if self._owners.pop(request.request_id, None) is not None:
                 self.engine.abort(request.request_id)
 
-    def _deliver(self, emitted: Sequence[Emitted]) -> None:
+    def _deliver(self, emitted: Sequence[Emitted], began_at: float) -> None:
+        now = time.monotonic()
         news = []
+        num_tokens = num_prompt_tokens = 0
         for one in emitted:
             request = one.request
             owner = self._owners.get(request.request_id)
-            if owner is None or not (one.token_ids or request.is_finished):
+            if owner is None:
                 continue
+            if owner.joined_at is None:
+                owner.joined_at = began_at
+                owner.num_computed_tokens = request.stats.num_cached_tokens
+            num_tokens += max(request.num_computed_tokens - owner.num_computed_tokens, 0)
+            num_tokens += one.num_drafted - one.num_accepted
+            owner.num_computed_tokens = request.num_computed_tokens
+            if one.token_ids or request.is_finished:
+                num_prompt_tokens += 0 if owner.has_tokens else request.num_prompt_tokens
+                owner.has_tokens = True
+                news.append((owner.stream, _gain(one, owner, now)))
             if request.is_finished:
                 del self._owners[request.request_id]
-            stream, index = owner
-            gain = Gain(index, one.token_ids, one.num_drafted, one.num_accepted, request.finish_reason, request.error)
-            news.append((stream, gain))
-        report = self._report(tuple(gain for _, gain in news), len(emitted))
+        report = StepReport(tuple(gain for _, gain in news), len(emitted), num_tokens, num_prompt_tokens)
         self._tell_loop(lambda: self._dispatch(news, report))
-
-    def _report(self, gains: tuple[Gain, ...], num_rows: int) -> StepReport:
-        scheduler, pool = self.engine.scheduler, self.engine.scheduler.pool
-        return StepReport(
-            gains,
-            num_rows,
-            len(scheduler.running),
-            len(scheduler.waiting),
-            pool.usage,
-            scheduler.num_preemptions,
-            pool.num_queried_tokens,
-            pool.num_hit_tokens,
-        )
 
     def _tell_loop(self, call: Callable[[], None]) -> None:
         assert self._loop is not None
@@ -301,3 +312,9 @@ class AsyncEngine:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:  # the loop is closed: nobody listens any more
             self._is_closing = True
+
+
+def _gain(one: Emitted, owner: _Owner, now: float) -> Gain:
+    request = one.request
+    reason, joined_at = request.finish_reason, owner.joined_at or now
+    return Gain(owner.index, one.token_ids, one.num_drafted, one.num_accepted, reason, request.error, joined_at, now)

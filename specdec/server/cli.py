@@ -1,86 +1,105 @@
-"""The command line: flags to an EngineConfig, an app and uvicorn.
+"""The command line: flags to an engine, an app and a server that ends properly.
 
-It knows flags and their order of start; every decision behind them is made elsewhere.
+It knows the order of start and stop; every decision behind the flags is made elsewhere.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import asyncio
 import logging
+import os
+import socket
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
+from specdec import __version__
 from specdec.assembly import build
 from specdec.async_engine import AsyncEngine
-from specdec.config import DTYPES, EngineConfig, SpeculativeConfig
 from specdec.errors import SpecdecError
-from specdec.llm import engine_config
 from specdec.server.app import create_app
+from specdec.server.flags import model_name, parse_config, parse_flags, parse_options
 from specdec.server.options import ServerOptions
+from specdec.server.serving import Serving
 
-_ENGINE_FLAGS = (
-    "dtype", "device", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory",
-    "num_kv_blocks", "gpu_memory_utilization", "enable_prefix_caching", "seed",
-)  # fmt: skip
+logger = logging.getLogger("specdec.server")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """All flags of the server."""
-    parser = argparse.ArgumentParser("specdec-serve", description="Serve a model over the OpenAI API, speculating.")
-    add = parser.add_argument
-    add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for every interface")
-    add("--port", type=int, default=8000, help="0 takes a free one")
-    add("--api-key", action="append", default=[], help="a key clients must send; may be given several times")
-    add("--served-model-name", help="name in the API; default: what --target says")
-    add("--target", default="smollm2-135m", help="alias, hub id, directory or .gguf file")
-    add("--draft", default="auto", help="model of the same tokenizer, 'ngram', 'auto' or 'none'")
-    add("--num-speculative-tokens", type=int, help="most drafts a request and step; 0 turns speculation off")
-    add("--no-adaptive", action="store_true", help="keep draft lengths fixed")
-    add("--speculative-config", type=json.loads, default={}, metavar="JSON", help="fields of SpeculativeConfig")
-    add("--dtype", choices=DTYPES, default="auto")
-    add("--device", default="auto")
-    add("--max-model-len", type=int, help="most tokens of a request, prompt and output together")
-    add("--max-num-seqs", type=int, default=64, help="most requests that run at once")
-    add("--max-num-batched-tokens", type=int, default=512, help="most tokens of a step")
-    add("--block-size", type=int, default=16, help="tokens a cache block holds")
-    add("--kv-cache-memory", type=int, metavar="BYTES", help="cache of target and draft together")
-    add("--num-kv-blocks", type=int, help="exact size of the cache instead")
-    add("--gpu-memory-utilization", type=float, default=0.9, help="share of the device's memory to use")
-    add("--no-prefix-caching", dest="enable_prefix_caching", action="store_false", help="never reuse a prefix")
-    add("--seed", type=int, default=0, help="seeds the requests that bring no seed")
-    return parser
+class DrainingServer(uvicorn.Server):
+    """A server whose first signal lets running requests end, and whose second does not.
+
+    uvicorn alone would stop listening at once; here new requests hear 503 while the others end.
+    """
+
+    def __init__(self, config: uvicorn.Config, serving: Serving, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._serving = serving
+        self._drain_seconds = drain_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the sockets, and say so."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        for server in getattr(self, "servers", ()):
+            for listening in server.sockets:
+                host, port = listening.getsockname()[:2]
+                logger.info("ready: http://%s:%d/v1 (the page is at /, metrics at /metrics)", host, port)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain on the first signal, stop on the second; the exit code is 0 either way."""
+        if self._loop is None or self._serving.admission.is_draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._serving.admission.is_draining = True
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        self._drain = asyncio.get_running_loop().create_task(self._drain_then_stop())
+
+    async def _drain_then_stop(self) -> None:
+        engine = self._serving.engine
+        logger.info("told to stop: %d requests may end within %g s", engine.num_unfinished, self._drain_seconds)
+        try:
+            await asyncio.wait_for(engine.wait_until_idle(), self._drain_seconds)
+        except asyncio.TimeoutError:
+            logger.warning("%d requests are cut off: their time is over", engine.num_unfinished)
+            engine.close()
+        self.should_exit = True
 
 
-def parse_config(args: argparse.Namespace) -> EngineConfig:
-    """What the engine is built from."""
-    values: dict[str, Any] = dict(args.speculative_config)
-    if args.num_speculative_tokens is not None:
-        values["num_speculative_tokens"] = args.num_speculative_tokens
-    if args.no_adaptive:
-        values["adaptive"] = False
-    draft = None if args.draft == "none" else args.draft
-    engine_options = {name: getattr(args, name) for name in _ENGINE_FLAGS}
-    return engine_config(args.target, draft, SpeculativeConfig.from_dict(values), **engine_options)
-
-
-def model_name(args: argparse.Namespace) -> str:
-    """The served name: as given, or the target's, a directory by its last part."""
-    name: str = args.served_model_name or args.target
-    return Path(name).name if args.served_model_name is None and Path(name).exists() else name
+def make_server(app: FastAPI, options: ServerOptions, host: str, port: int) -> DrainingServer:
+    """The server of an app made by `create_app`."""
+    config = uvicorn.Config(
+        app, host=host, port=port, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=2
+    )
+    return DrainingServer(config, app.state.serving, options.drain_timeout_seconds)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Start the server and stay until it is told to stop."""
-    args = make_parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    args = parse_flags(argv, os.environ)
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
+        options = parse_options(args)
         engine = build(parse_config(args))
     except SpecdecError as error:
         raise SystemExit(f"specdec-serve: {error}") from error
-    options = ServerOptions(api_keys=tuple(args.api_key))
-    app = create_app(AsyncEngine(engine), model_name(args), options)
-    uvicorn.run(app, host=args.host, port=args.port, log_config=None, access_log=False)
+    name = model_name(args)
+    _summarise(name, args.draft, options)
+    make_server(create_app(AsyncEngine(engine), name, options), options, args.host, args.port).run()
+
+
+def _summarise(name: str, draft: str, options: ServerOptions) -> None:
+    logger.info("specdec %s serves %r with draft %r", __version__, name, draft)
+    logger.info(
+        "API keys: %s; at most %d requests wait; %s",
+        len(options.api_keys) or "none, the door is open",
+        options.max_waiting,
+        f"a request may take {options.request_timeout_seconds:g} s"
+        if options.request_timeout_seconds
+        else "no time limit for a request",
+    )

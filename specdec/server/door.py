@@ -1,23 +1,34 @@
-"""The door: who may come in, and with how much; the first thing a request meets.
+"""The door: who may come in, with how much, under which name, and the one line that is logged of it.
 
-It knows headers and bytes, and turns away before anything is read that need not be.
+It knows headers and bytes, and turns away before anything is read that need not be. It never logs
+what a request says.
 """
 
 from __future__ import annotations
 
 import hmac
+import json
+import logging
+import re
+import time
+import uuid
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec.server.errors import HTTPError, error_response
 from specdec.server.options import ServerOptions
 
+logger = logging.getLogger("specdec.access")
+
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/version", "/metrics"})
 """Paths without a key: probes, scrapers and the page, which shows nothing by itself."""
 
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
 
 class Door:
-    """ASGI middleware: API keys and the size of bodies."""
+    """ASGI middleware: API keys, the size of bodies, request ids, the access log."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
         self._app = app
@@ -25,14 +36,37 @@ class Door:
         self._max_body_bytes = options.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in or answer it at once."""
+        """Let a request in or answer it at once; note what became of it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        began_at = time.monotonic()
+        summary: dict[str, Any] = {
+            "id": request_id.decode(), "method": scope["method"], "path": scope["path"], "status": None
+        }  # fmt: skip
+        scope.setdefault("state", {})["summary"] = summary
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                summary["status"] = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        try:
+            await self._enter(headers, scope, receive, named)
+        finally:
+            summary["seconds"] = round(time.monotonic() - began_at, 4)
+            level = logging.DEBUG if scope["path"] in OPEN_PATHS else logging.INFO
+            logger.log(level, "%s", json.dumps(summary))
+
+    async def _enter(self, headers: dict[bytes, bytes], scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._check_key(scope["path"], headers)
-            self._check_size(int(headers.get(b"content-length", b"0")))
+            length = headers.get(b"content-length", b"0")
+            self._check_size(int(length) if length.isdigit() else 0)
         except HTTPError as error:
             await error_response(error)(scope, receive, send)
             return

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 from specdec.errors import InvalidRequestError
 from specdec.sampling_params import SamplingParams
 
-B = TypeVar("B", bound="GenerationBody")
+B = TypeVar("B", bound=BaseModel)
 
 _TEXT = {"type": "string"}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -209,6 +209,23 @@ def read_body(kind: type[B], values: Mapping[str, Any]) -> B:
 
 
 _NAMES = {name for kind in (CompletionBody, ChatBody, StreamOptions, Speculative) for name in kind.model_fields}
+
+
+def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """What the OpenAPI document says of a route's body; references are written out."""
+    schema = kind.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolve(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return resolve(definitions[node["$ref"].rpartition("/")[2]])
+        return {key: resolve(value) for key, value in node.items()}
+
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": resolve(schema)}}}}
 
 
 def read_prompts(value: object) -> list[str] | list[list[int]]:

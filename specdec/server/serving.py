@@ -6,7 +6,9 @@ It connects the shapes of requests, the generation and the shapes of replies; it
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,10 +18,11 @@ from fastapi.responses import JSONResponse, Response
 
 from specdec.async_engine import AsyncEngine
 from specdec.errors import InvalidRequestError
-from specdec.server import generation
+from specdec.metrics import Metrics
+from specdec.server.admission import Admission
 from specdec.server.body import parse_object
 from specdec.server.errors import HTTPError, as_http_error, error_body
-from specdec.server.generation import Generation
+from specdec.server.generation import Choice, Generation, make_choices
 from specdec.server.options import ServerOptions
 from specdec.server.protocol import ChatBody, CompletionBody, GenerationBody, read_body, read_messages, read_prompts
 from specdec.server.replies import ChatShape, CompletionShape, Replies, Shape
@@ -31,14 +34,19 @@ logger = logging.getLogger("specdec.server")
 ENCODE_INLINE_CHARS = 2000
 """Longer texts are encoded on a helper thread, so that the event loop goes on."""
 
+MAX_LOGGED_FIELDS = 1000
+"""Unknown field names said in the log; beyond them the log would be the client's."""
+
 
 class Serving:
-    """One served model: its engine, its tokenizer and its name."""
+    """One served model: its engine, its tokenizer, its name and who may use it now."""
 
     def __init__(self, engine: AsyncEngine, name: str, options: ServerOptions) -> None:
         self.engine = engine
         self.name = name
         self.options = options
+        self.admission = Admission(engine, options.max_waiting)
+        self.metrics = Metrics(engine.engine)
         inner = engine.engine.target.model.tokenizer
         self.tokenizer = Tokenizer(inner) if inner is not None else None
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="specdec-encode")
@@ -48,52 +56,74 @@ class Serving:
 
     async def complete(self, request: Request) -> Response:
         """POST /v1/completions."""
+        arrived_at = time.monotonic()
         body = read_body(CompletionBody, parse_object(await request.body()))
         self._check(body)
         params = body.sampling_params()
-        prompts = [await self._encode(prompt) for prompt in read_prompts(body.prompt)]
-        running = generation.start(self.engine, self.tokenizer, prompts, params, body.cache_salt)
-        return await self._answer(request, body, running, CompletionShape())
+        prompts = [await self.encode(prompt) for prompt in read_prompts(body.prompt)]
+        choices = make_choices(self.engine, self.tokenizer, prompts, params, body.cache_salt)
+        return await self._answer(request, body, self._start(request, choices, arrived_at), CompletionShape())
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
+        arrived_at = time.monotonic()
         body = read_body(ChatBody, parse_object(await request.body()))
         self._check(body)
         params = body.sampling_params()
-        prompt = await self._encode_chat(read_messages(body.messages))
+        prompt = await self.encode_chat(read_messages(body.messages))
         try:
-            running = generation.start(self.engine, self.tokenizer, [prompt], params, body.cache_salt)
+            choices = make_choices(self.engine, self.tokenizer, [prompt], params, body.cache_salt)
         except InvalidRequestError as error:
             error.param = "messages" if error.param == "prompt" else error.param
             raise
-        return await self._answer(request, body, running, ChatShape())
+        return await self._answer(request, body, self._start(request, choices, arrived_at), ChatShape())
 
     # ------------------------------------------------------------------ the way in
 
     def _check(self, body: GenerationBody) -> None:
-        if not self.engine.is_alive:
-            raise HTTPError(503, "the engine has stopped; restart the server", code="engine_dead")
-        if body.model is not None and body.model != self.name:
-            raise HTTPError(
-                404, f"model {body.model!r} is not served here; {self.name!r} is", param="model", code="model_not_found"
-            )
+        self.admission.check_open()
+        self.check_model(body.model)
         for name in body.unknown_fields:
-            if name not in self._logged_fields and len(self._logged_fields) < 1000:
+            if name not in self._logged_fields and len(self._logged_fields) < MAX_LOGGED_FIELDS:
                 self._logged_fields.add(name)
                 logger.warning("the request field %r is unknown and ignored (said once a name)", name[:100])
 
-    async def _encode(self, prompt: str | list[int]) -> list[int]:
+    def check_model(self, name: str | None) -> None:
+        """Raise 404 for a model that is not served here; no name means the one that is."""
+        if name is not None and name != self.name:
+            message = f"model {name[:100]!r} is not served here; {self.name!r} is"
+            raise HTTPError(404, message, param="model", code="model_not_found")
+
+    def _start(self, request: Request, choices: Sequence[Choice], arrived_at: float) -> Generation:
+        self.admission.check_room(len(choices))
+        stream = self.engine.submit([choice.request for choice in choices])
+        summary = request.state.summary
+        seconds = self.options.request_timeout_seconds
+        error = HTTPError(504, f"the request took longer than {seconds:g} s, the limit of this server", code="timeout")
+        timer = asyncio.get_running_loop().call_later(seconds, stream.close, error) if seconds else None
+
+        def on_end(generation: Generation) -> None:
+            if timer is not None:
+                timer.cancel()
+            summary.update(generation.summary())
+
+        return Generation(choices, stream, self.metrics, arrived_at=arrived_at, on_end=on_end)
+
+    async def encode(self, prompt: str | list[int], *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt; ids pass as they are."""
         if not isinstance(prompt, str):
             return prompt
         if self.tokenizer is None:
             raise InvalidRequestError(
                 "prompt is a text, and the target has no tokenizer; send token ids", param="prompt"
             )
+        encode = functools.partial(self.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
         if len(prompt) <= ENCODE_INLINE_CHARS:
-            return self.tokenizer.encode(prompt)
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, self.tokenizer.encode, prompt)
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, encode)
 
-    async def _encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    async def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation."""
         if self.tokenizer is None:
             raise InvalidRequestError("the target has no tokenizer; use completions with token ids", param="messages")
         if sum(len(message["content"]) for message in messages) <= ENCODE_INLINE_CHARS:

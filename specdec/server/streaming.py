@@ -17,9 +17,17 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
+_LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
 def event(value: Mapping[str, Any]) -> bytes:
-    """One event; JSON never holds a bare line break, so one line is enough."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    """One event on one line.
+
+    JSON escapes the line breaks of the event format; the three that only Unicode calls so are escaped
+    as well, for clients that split text at them.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return b"data: " + text.translate(_LINE_BREAKS).encode() + b"\n\n"
 
 
 async def watch_client(receive: Receive, on_gone: Callable[[], None]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdec.async_engine import AsyncEngine, Gain, GainStream
+from specdec.async_engine import AsyncEngine, Gain, GainStream, StepReport
 from specdec.engine import Engine
 from specdec.errors import EngineDeadError
 from specdec.request import FinishReason
@@ -181,14 +181,24 @@ def test_a_fault_in_counting_disturbs_nobody() -> None:
     with_engine(scripted_engine(), use)
 
 
-def test_reports_count_rows_and_requests() -> None:
-    reports = []
+def test_reports_count_rows_and_tokens() -> None:
+    reports: list[StepReport] = []
 
     async def use(async_engine: AsyncEngine) -> None:
         async_engine.on_step = reports.append
         await collect(submit(async_engine, n=3, max_tokens=3))
 
     with_engine(scripted_engine(max_num_seqs=2), use)
-    assert max(report.num_rows for report in reports) == 2
-    assert max(report.num_waiting for report in reports) == 1
+    assert [report.num_rows for report in reports] == [2, 2, 2, 1, 1, 1]
+    assert [report.num_tokens for report in reports] == [8, 2, 2, 4, 1, 1]
+    assert [report.num_prompt_tokens for report in reports] == [8, 0, 0, 4, 0, 0]
     assert sum(len(gain.token_ids) for report in reports for gain in report.gains) == 9
+
+
+def test_gains_carry_the_times_of_queueing_and_steps() -> None:
+    async def use(async_engine: AsyncEngine) -> list[Gain]:
+        first, second = (submit(async_engine, max_tokens=5) for _ in range(2))
+        return await collect(first) + await collect(second)
+
+    gains = with_engine(scripted_engine(seconds=0.005, max_num_seqs=1), use)
+    assert gains[5].joined_at >= gains[4].at > gains[0].at > gains[0].joined_at

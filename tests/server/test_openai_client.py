@@ -100,10 +100,10 @@ def test_leaving_a_stream_frees_its_place() -> None:
 
 def test_a_client_that_does_not_stream_may_leave_too() -> None:
     engine = scripted_engine(seconds=0.005)
-    with live_server(engine) as url:
-        with (
-            openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=0.1) as client,
-            pytest.raises(openai.APITimeoutError),
-        ):
-            client.completions.create(model="toy", prompt="the ", max_tokens=500)
+    with (
+        live_server(engine) as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=0.1) as client,
+        pytest.raises(openai.APITimeoutError),
+    ):
+        client.completions.create(model="toy", prompt="the ", max_tokens=500)
     assert engine.num_steps < 200
