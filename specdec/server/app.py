@@ -22,6 +22,7 @@ from specdec.errors import SpecdecError
 from specdec.server.door import Door
 from specdec.server.errors import HTTPError, as_http_error, error_response
 from specdec.server.options import ServerOptions
+from specdec.server.page import add_page
 from specdec.server.protocol import ChatBody, CompletionBody, body_schema
 from specdec.server.serving import Serving
 from specdec.server.text_routes import add_text_routes
@@ -52,6 +53,7 @@ def create_app(async_engine: AsyncEngine, served_model_name: str, options: Serve
     _add_models(app, serving)
     _add_probes(app, serving)
     add_text_routes(app, serving)
+    add_page(app)
     return app
 
 

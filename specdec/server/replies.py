@@ -137,6 +137,8 @@ class Replies:
         made = []
         text, extras = delta.text, self._extras(delta.pieces)
         if text or any(extras.values()):
+            if self._token_sources:
+                extras |= {"num_draft_tokens": delta.num_drafted, "num_accepted_draft_tokens": delta.num_accepted}
             made.append(self._chunk(self._shape.chunk_choice(delta.index, text, None) | extras))
         if delta.finish_reason is not None:
             made.append(self._chunk(self._shape.chunk_choice(delta.index, "", delta.finish_reason)))
