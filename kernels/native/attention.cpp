@@ -202,7 +202,7 @@ void attend_tile(const Pass& pass, int64_t group, const T* k, const T* v, const 
         soften_row(pass.scores + r * TILE, first, std::min<int64_t>(to, own + 1), max + r, sums + r * W,
                    out + r * pass.DvP, pass.DvP);
     }
-    const bool in_place = pass.DvP == shape.Dv;
+    const bool in_place = pass.DvP == shape.Dv && (sizeof(T) == 4 || pass.group_rows <= 4 * BLOCK_ROWS);
     if (!in_place)
         for (int key = from; key < to; ++key)
             widen_pairs(v + tile.slots[key] * v_stride, shape.Dv, pass.DvP, pass.values + key * pass.DvP);
@@ -284,7 +284,7 @@ void attend(const AttentionShape& shape, const AttentionItem& item, const void* 
     for (int64_t r = 0; r < pass.rows; ++r) {
         int64_t group = item.first_group + r / pass.group_rows;
         int64_t query = item.first_query + r % pass.group_rows / pass.heads;
-        int64_t at = (query * shape.H + group * pass.heads + r % pass.heads) * shape.D;
+        int64_t at = query * shape.q_stride + (group * pass.heads + r % pass.heads) * shape.D;
         if (shape.q_dtype == BFLOAT16)
             widen_row((const bf16*)q + at, shape.D, pass.DP, pass.q + r * pass.DP);
         else

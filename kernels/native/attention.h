@@ -14,6 +14,7 @@ struct AttentionShape {
     int64_t block_size, table_stride, window;  // window: 0 sees everything
     float scale, softcap;                      // softcap: 0 has none
     int64_t q_dtype, kv_dtype, out_dtype;
+    int64_t q_stride = H * D;  // between tokens
 };
 
 struct AttentionItem {  // work that one thread does: some queries of one row, the heads of some groups, some segments

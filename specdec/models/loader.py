@@ -6,46 +6,23 @@ It knows checkpoints, dtypes, EOS and tokenizers. It does not know caches, steps
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from specdec.config import ModelConfig
 from specdec.errors import InvalidRequestError, ModelLoadError, UnsupportedModelError
 from specdec.kernels import native
 from specdec.models import sources
-from specdec.models.attention import IMPLEMENTATION, AttentionProbe
+from specdec.models.attention import IMPLEMENTATION
 from specdec.models.gate import check_config, check_model
+from specdec.models.loaded import LoadedModel
 from specdec.models.packed import pack_linears
+from specdec.models.selftest import self_test
 
 logger = logging.getLogger("specdec")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model ready to be given a cache.
-
-    module          the transformers model, in eval mode
-    attention       its attention modules and what each stores for a token
-    tokenizer       None where the directory has none
-    eos_token_ids   union of config, generation config and tokenizer
-    max_model_len   the longest sequence the model was made for
-    """
-
-    path: Path
-    module: nn.Module
-    config: Any
-    attention: AttentionProbe
-    tokenizer: Any | None
-    eos_token_ids: frozenset[int]
-    max_model_len: int
-    vocab_size: int
-    dtype: torch.dtype
-    device: torch.device
 
 
 def pick_device(name: str) -> torch.device:
@@ -83,6 +60,7 @@ def load(config: ModelConfig) -> LoadedModel:
     module = _load_weights(path, dtype).to(device).eval()
     text_config = module.config.get_text_config()
     attention = check_model(module, text_config)
+    self_test(text_config)
     vocab_size = int(module.get_output_embeddings().weight.shape[0])
     pack_linears(module)
     tokenizer = _load_tokenizer(path)

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.kv_cache import KVCache
 from specdec.models.attention import LayerCache, StepContext
 from specdec.models.forward_batch import ForwardBatch, Segment
-from specdec.models.loader import LoadedModel
+from specdec.models.loaded import LoadedModel
 
 
 class ModelRunner:

@@ -1,0 +1,157 @@
+"""Speed-up: does speculation pay on this machine, for these prompts, and is the text still the same?
+
+    python -m evals.speedup --draft PATH --workloads chat,code --concurrency 1,8 --k 2,4
+
+It composes workloads, systems and the comparison, and prints what came out. The exit status is 1
+where any system's text differs from plain decoding beyond what floating point allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from evals import results, speedup_table, workloads
+from evals.compare import Comparison
+from evals.equality import Judge
+from evals.flags import numbers, words
+from evals.load import Job
+from evals.runs import KIND, Run, summarise
+from evals.systems import METHODS, Setup, encode, engine_systems, load
+from specdec import LLM
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line; lists are separated by commas."""
+    parser = argparse.ArgumentParser(prog="python -m evals.speedup", description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--target", default="smollm2-135m", help="alias, directory or hub id")
+    add("--draft", help="a second model of the same tokenizer, for method draft")
+    add("--workloads", type=words, default=list(workloads.NAMES), help="of " + ",".join(workloads.NAMES))
+    add("--prompts", type=Path, help="JSONL in Spec-Bench, HumanEval, ShareGPT or plain form, instead of --workloads")
+    add("--num-prompts", type=int, help="of each workload; default: all")
+    add("--max-tokens", type=int, default=64)
+    add("--concurrency", type=numbers, default=[1, 8])
+    add("--k", type=numbers, default=[2, 4], help="draft lengths")
+    add("--methods", type=words, default=None, help="of " + ",".join(METHODS) + "; plain is always measured")
+    add("--temperature", type=float, default=0.0)
+    add("--dtype", default="auto")
+    add("--repeats", type=int, default=3)
+    add("--seed", type=int, default=0)
+    add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
+    add("--resume", type=Path, help="file of an interrupted run; what it holds with these settings is kept")
+    args = parser.parse_args(argv)
+    if args.methods is None:
+        args.methods = ["ngram", "draft"] if args.draft else ["ngram"]
+    unknown = set(args.methods) - set(METHODS)
+    if unknown:
+        parser.error(f"--methods names {', '.join(sorted(unknown))}; known are {', '.join(METHODS)}")
+    if "draft" in args.methods and not args.draft:
+        parser.error("method draft needs --draft PATH")
+    if min(args.k) < 1 or min(args.concurrency) < 1 or args.repeats < 1:
+        parser.error("--k, --concurrency and --repeats must be at least 1")
+    return args
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, save, print; 0 where all texts are equal, 130 after Ctrl-C."""
+    args = parse(argv)
+    try:
+        prompts = read_workloads(args)
+    except (OSError, ValueError) as error:
+        print(f"evals.speedup: {error}", file=sys.stderr)
+        return 2
+    llms, jobs = build(args, prompts)
+    comparison, path = prepare(args, argv, llms)
+    is_interrupted = False
+    try:
+        measure(args, jobs, comparison)
+    except KeyboardInterrupt:
+        is_interrupted = True
+        print(f"interrupted; continue with --resume {path}", file=sys.stderr)
+    summaries = summarise(comparison.runs)
+    print(speedup_table.render(summaries))
+    print(f"\nJSON lines: {path}")
+    if is_interrupted:
+        return 130
+    return 0 if all(summary.is_equal for summary in summaries) else 1
+
+
+def read_workloads(args: argparse.Namespace) -> dict[str, list[workloads.Prompt]]:
+    """Prompts by workload, unique within it."""
+    if args.prompts is not None:
+        found = {args.prompts.stem: workloads.load_file(args.prompts)}
+    else:
+        found = {name: workloads.load_named(name) for name in args.workloads}
+    return {name: workloads.take(prompts, args.num_prompts) for name, prompts in found.items()}
+
+
+def build(
+    args: argparse.Namespace, prompts: dict[str, list[workloads.Prompt]]
+) -> tuple[dict[str, LLM], dict[str, list[Job]]]:
+    """Load each method's engine, and encode the prompts once for all of them."""
+    methods = ["plain", *(m for m in args.methods if m != "plain")]
+    setup = Setup(
+        target=args.target,
+        draft=args.draft,
+        dtype=args.dtype,
+        ks=tuple(args.k),
+        max_concurrency=max(args.concurrency),
+        max_tokens=args.max_tokens,
+    )
+    llms: dict[str, LLM] = {}
+    encoded: dict[str, list[Job]] = {}
+    longest = max(len(p.text.encode()) for own in prompts.values() for p in own) + 256  # more bytes than tokens
+    for method in tqdm(methods, desc="loading", unit="engine", disable=None):
+        llms[method] = load(setup, method, longest)
+    for name, own in prompts.items():
+        encoded[name] = [
+            Job(p, encode(llms["plain"], p), args.max_tokens, args.temperature, args.seed + i)
+            for i, p in enumerate(own)
+        ]
+    return llms, encoded
+
+
+def prepare(args: argparse.Namespace, argv: Sequence[str], llms: dict[str, LLM]) -> tuple[Comparison, Path]:
+    """The comparison, its file, and what an interrupted run left in it."""
+    target = llms["plain"].engine.target.model
+    dtype = str(target.dtype).removeprefix("torch.")
+    settings = {
+        "target": args.target,
+        "draft": args.draft,
+        "dtype": dtype,
+        "max_tokens": args.max_tokens,
+        "temperature": args.temperature,
+        "num_prompts": args.num_prompts,
+        "seed": args.seed,
+    }
+    path = args.resume or args.out or results.default_path("evals.speedup")
+    done = []
+    if args.resume is not None:
+        records = [record for record in results.read(path) if record["kind"] == KIND]
+        done = [Run.from_record(record) for record in records if record["settings"] == settings]
+        print(f"{path}: {len(done)} of {len(records)} runs have these settings and are kept", file=sys.stderr)
+    file = results.ResultFile(path, results.describe("evals.speedup", argv, args.seed))
+
+    def save(run: Run) -> None:
+        file.write(KIND, {"settings": settings, **run.to_record()})
+
+    systems = engine_systems(llms, args.k)
+    return Comparison(systems, Judge(target.path, dtype), dtype, save, done), path
+
+
+def measure(args: argparse.Namespace, jobs: dict[str, list[Job]], comparison: Comparison) -> None:
+    """Every workload at every concurrency."""
+    total = len(jobs) * len(args.concurrency) * args.repeats * len(comparison.systems)
+    with tqdm(total=total, desc="measuring", unit="run", disable=None) as bar:
+        for name, own in jobs.items():
+            for concurrency in args.concurrency:
+                comparison.measure(name, own, concurrency, args.repeats, bar)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

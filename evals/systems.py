@@ -1,0 +1,100 @@
+"""Systems: the ways of decoding that are compared, built so that they differ in nothing else.
+
+It knows how to load a target with each proposer and how large the cache must be for a workload.
+It does not measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from evals.load import Job, Outcome, closed_loop
+from evals.stages import WatchedEngine
+from evals.workloads import Prompt
+from specdec import LLM, SpeculativeConfig, SpeculativeParams
+
+METHODS = ("plain", "ngram", "draft")
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What all systems of a run share.
+
+    draft   the second model of method "draft"; None where it is not asked for
+    ks      draft lengths tried
+    """
+
+    target: str
+    draft: str | None
+    dtype: str
+    ks: tuple[int, ...]
+    max_concurrency: int
+    max_tokens: int
+
+
+class EngineSystem:
+    """Our engine under one policy: a proposer and a draft length that does not change."""
+
+    max_concurrency: int | None = None
+
+    def __init__(self, engine: WatchedEngine, method: str, k: int) -> None:
+        self.engine = engine
+        self.method = method
+        self.k = k
+        self.label = method if k == 0 else f"{method} k={k}"
+        self._params = SpeculativeParams(enabled=k > 0, num_speculative_tokens=k)
+
+    def run(self, jobs: Sequence[Job], concurrency: int) -> list[Outcome]:
+        """Serve the jobs in a closed loop."""
+        return closed_loop(self.engine, jobs, concurrency, self._params)
+
+    def work(self) -> tuple[dict[str, float], int]:
+        """Seconds of every stage and steps, of all policies on this engine."""
+        return dict(self.engine.clock.total), self.engine.num_steps
+
+
+def load(setup: Setup, method: str, longest_prompt: int) -> LLM:
+    """Load the target with one proposer.
+
+    Prefix caching is off, so that a repeated prompt is computed again. The cache holds the highest
+    concurrency whole: what is compared is decoding, not preemption.
+    """
+    most = max(setup.ks, default=0)
+    blocks_each = -(-(longest_prompt + setup.max_tokens + most + 1) // BLOCK_SIZE) + 1
+    speculative = {
+        "plain": SpeculativeConfig(method="none"),
+        "ngram": SpeculativeConfig(method="ngram", num_speculative_tokens=most),
+        "draft": SpeculativeConfig(method="draft_model", draft=setup.draft, num_speculative_tokens=most),
+    }[method]
+    return LLM(
+        setup.target,
+        setup.draft if method == "draft" else None,
+        speculative=speculative,
+        dtype=setup.dtype,
+        block_size=BLOCK_SIZE,
+        num_kv_blocks=blocks_each * setup.max_concurrency,
+        max_num_seqs=setup.max_concurrency,
+        max_num_batched_tokens=max(512, setup.max_concurrency * (most + 1)),
+        enable_prefix_caching=False,
+    )
+
+
+def engine_systems(llms: dict[str, LLM], ks: Sequence[int]) -> list[EngineSystem]:
+    """Every policy; plain first, since the others are measured against it."""
+    systems = []
+    for method, llm in llms.items():
+        watched = WatchedEngine(llm.engine)
+        systems += [EngineSystem(watched, method, k) for k in ([0] if method == "plain" else ks)]
+    return systems
+
+
+def encode(llm: LLM, prompt: Prompt) -> tuple[int, ...]:
+    """A prompt's token ids: the chat template around a message where the model has one."""
+    tokenizer = llm.tokenizer
+    if tokenizer is None:
+        raise ValueError(f"{llm.model_path} has no tokenizer; evals start from texts")
+    if prompt.is_raw or not tokenizer.has_chat_template:
+        return tuple(tokenizer.encode(prompt.text))
+    return tuple(tokenizer.encode_chat([{"role": "user", "content": prompt.text}]))
