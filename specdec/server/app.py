@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from specdec import __version__
 from specdec.async_engine import AsyncEngine
@@ -47,6 +48,7 @@ def create_app(async_engine: AsyncEngine, served_model_name: str, options: Serve
     app.add_middleware(Door, options=options)
     if options.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
     for kind in (SpecdecError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     _add_generation(app, serving)
@@ -55,6 +57,11 @@ def create_app(async_engine: AsyncEngine, served_model_name: str, options: Serve
     add_text_routes(app, serving)
     add_page(app)
     return app
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    """The client left while it sent its body."""
+    return Response(status_code=499)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
