@@ -10,16 +10,16 @@ import pytest
 from evals import overhead, results, speedup
 
 
-def speedup_arguments(toy: str, toy_draft: str, out: Path) -> list[str]:
+def speedup_arguments(toy: str, out: Path) -> list[str]:
     return [
-        "--target", toy, "--draft", toy_draft, "--workloads", "math", "--num-prompts", "2", "--max-tokens", "4",
+        "--target", toy, "--workloads", "math", "--num-prompts", "2", "--max-tokens", "4",
         "--concurrency", "1,2", "--k", "2", "--repeats", "2", "--dtype", "float64", "--out", str(out),
     ]  # fmt: skip
 
 
 def test_speedup(toy: str, toy_draft: str, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = scratch / "speedup.jsonl"
-    assert speedup.main(speedup_arguments(toy, toy_draft, out)) == 0
+    assert speedup.main([*speedup_arguments(toy, out), "--draft", toy_draft]) == 0
     records = list(results.read(out))
     assert len(records) == 2 * 2 * 3  # concurrencies, repeats, systems
     assert {record["system"] for record in records} == {"plain", "ngram k=2", "draft k=2"}
@@ -31,16 +31,23 @@ def test_speedup(toy: str, toy_draft: str, scratch: Path, capsys: pytest.Capture
     assert printed.count("equal") >= 6 and "DIFFERS" not in printed
 
 
-def test_resume_measures_only_what_is_missing(toy: str, toy_draft: str, scratch: Path) -> None:
+def test_resume_measures_only_what_is_missing(toy: str, scratch: Path) -> None:
     out = scratch / "speedup.jsonl"
-    arguments = speedup_arguments(toy, toy_draft, out)
+    arguments = speedup_arguments(toy, out)
     assert speedup.main([*arguments, "--methods", "plain"]) == 0
     lines = out.read_text().splitlines()
     assert len(lines) == 4
+    assert {json.loads(line)["system"] for line in lines} == {"plain"}
     out.write_text("\n".join([*lines[:3], lines[3][:40]]))  # an interrupt cut the last line short
     assert speedup.main([*arguments, "--methods", "plain", "--resume", str(out)]) == 0
     kept = [json.loads(line) for line in out.read_text().splitlines() if line.endswith("}")]
     assert [(r["concurrency"], r["repeat"]) for r in kept] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def test_without_a_draft_lookup_is_measured(toy: str, scratch: Path) -> None:
+    out = scratch / "speedup.jsonl"
+    assert speedup.main([*speedup_arguments(toy, out), "--concurrency", "2", "--repeats", "1"]) == 0
+    assert [record["system"] for record in results.read(out)] == ["plain", "ngram k=2"]
 
 
 def test_too_many_prompts_end_the_command(toy: str, capsys: pytest.CaptureFixture[str]) -> None:
