@@ -15,7 +15,8 @@ from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
 from specdec.controller import FixedLength
 from specdec.engine import Engine
 from specdec.errors import InvalidRequestError, ModelLoadError
-from specdec.models.loader import LoadedModel, load
+from specdec.models.loaded import LoadedModel
+from specdec.models.loader import load
 from specdec.models.runner import ModelRunner
 from specdec.proposers import DEFAULT_NUM_SPECULATIVE_TOKENS, build_proposer
 from specdec.scheduler import Scheduler

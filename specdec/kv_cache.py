@@ -68,7 +68,7 @@ def free_memory(device: torch.device, share: float) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return max(int(free - (1 - share) * total), 0)
-    return min(psutil.virtual_memory().available // 8, 4 * 2**30)
+    return min(int(psutil.virtual_memory().available) // 8, 4 * 2**30)
 
 
 def count_blocks(memory: int, block_size: int, token_bytes: int) -> int:

@@ -162,9 +162,7 @@ class LLM:
         for index in range(params.n):
             text = None
             if self.tokenizer is not None:
-                text = OutputText(
-                    self.tokenizer, params.stop_strings, skip_special_tokens=params.skip_special_tokens
-                )
+                text = OutputText(self.tokenizer, params.stop_strings, skip_special_tokens=params.skip_special_tokens)
             matcher = text if params.stop_strings else None
             request = self.engine.make_request(
                 f"offline-{next(self._ids)}", prompt, params, index=index, base_seed=base_seed, stop_matcher=matcher

@@ -46,7 +46,9 @@ class Tokenizer:
         The template writes every special token itself, so none is added (no second BOS).
         """
         if not self.has_chat_template:
-            raise InvalidRequestError("this model has no chat template; use completions with a prompt", param="messages")
+            raise InvalidRequestError(
+                "this model has no chat template; use completions with a prompt", param="messages"
+            )
         try:
             text: str = self.inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates raise what they like on roles they do not know

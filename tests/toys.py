@@ -43,7 +43,11 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", clean_up_tokenization_spaces=False
+        tokenizer_object=inner,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = _CHAT_TEMPLATE
     return tokenizer

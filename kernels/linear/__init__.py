@@ -32,9 +32,9 @@ def pack(weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None =
     weight = weight.detach().to(dtype)
     if dtype in kernel.DTYPES and weight.device.type == "cpu" and native.enabled():
         wide_bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
-        return PackedLinear(kernel.pack(weight.contiguous()), wide_bias, *weight.shape, is_packed=True)
+        return PackedLinear(kernel.pack(weight.contiguous()), wide_bias, weight.shape[0], weight.shape[1], True)
     bias = None if bias is None else bias.detach().to(dtype)
-    return PackedLinear(weight, bias, *weight.shape, is_packed=False)
+    return PackedLinear(weight, bias, weight.shape[0], weight.shape[1], False)
 
 
 def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:

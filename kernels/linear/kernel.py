@@ -13,8 +13,9 @@ def pack(weight: Tensor) -> Tensor:
     out_features, in_features = weight.shape
     panel = native.function("specdec_panel", "", "i")()
     packed = torch.empty(-(-out_features // panel), in_features, panel, dtype=weight.dtype)
-    call = native.function("specdec_pack", "ppiii")
-    call(weight.data_ptr(), packed.data_ptr(), out_features, in_features, native.DTYPES[weight.dtype])
+    call = native.function("specdec_pack", "ppiiii")
+    dtype = native.DTYPES[weight.dtype]
+    call(weight.data_ptr(), packed.data_ptr(), out_features, in_features, dtype, torch.get_num_threads())
     return packed
 
 

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 SOURCE_DIR = Path(__file__).parent
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}  # DType in vec.h
 
-_FLAGS = ["-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
+_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 _num_disabled = 0
 

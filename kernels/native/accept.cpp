@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "team.h"
 #include "vec.h"
 
 using namespace vec;
@@ -193,12 +194,14 @@ void sample(const T* logits, const int64_t* seeds, const int64_t* positions, con
             int64_t V, int64_t* token_ids, bool* is_finite, int64_t num_threads) {
     const int64_t stretches = (V + STRETCH - 1) / STRETCH;
     std::vector<Best<Value>> best(num_rows * stretches);
-#pragma omp parallel for num_threads(num_threads) schedule(dynamic, 1)
-    for (int64_t i = 0; i < num_rows * stretches; ++i) {
+    auto choose_stretch = [&](int64_t i) {
         int64_t r = i / stretches, from = i % stretches * STRETCH;
         Row row{Stream(seeds[r], positions[r]), temperatures[r]};
         best[i] = choose(logits + r * V, from, std::min(V, from + STRETCH), row);
-    }
+    };
+    int64_t work = 0;  // a noisy id is worth some eighty multiplications, a greedy one two
+    for (int64_t r = 0; r < num_rows; ++r) work += V * (temperatures[r] < GREEDY_BELOW ? 2 : 80);
+    Team::run(worthwhile_threads(work, num_threads), [&](Team& team) { team.share(num_rows * stretches, choose_stretch); });
     for (int64_t r = 0; r < num_rows; ++r) {
         Best<Value> all;
         for (int64_t s = 0; s < stretches; ++s) all.merge(best[r * stretches + s]);

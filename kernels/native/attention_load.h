@@ -1,22 +1,31 @@
 // Reading keys and values of a tile out of the paged cache.
 #pragma once
 
+#include "attention.h"
 #include "vec.h"
 
-constexpr int TILE = 64;  // keys that one step of the online softmax takes, at absolute positions
+// The keys of one tile that a pass sees: [from, to) of TILE, and the slot of each.
+struct Tile {
+    int64_t start;  // absolute position
+    int from, to;
+    int64_t slots[TILE];
 
-// slots[i] of position lo + i
-inline void find_slots(const int32_t* table, int64_t block_size, int64_t lo, int64_t hi, int64_t* slots) {
-    int64_t block = lo / block_size, offset = lo % block_size;
-    int64_t base = (int64_t)table[block] * block_size;
-    for (int64_t i = 0; i < hi - lo; ++i) {
-        if (offset == block_size) {
-            base = (int64_t)table[++block] * block_size;
-            offset = 0;
+    void find(const int32_t* table, int64_t block_size, int64_t at, int64_t begin, int64_t end) {
+        start = at;
+        from = std::max<int64_t>(0, begin - at);
+        to = std::max<int64_t>(from, std::min<int64_t>(TILE, end - at));
+        if (from == to) return;
+        int64_t block = (at + from) / block_size, offset = (at + from) % block_size;
+        int64_t base = table[block] * block_size;
+        for (int i = from; i < to; ++i) {
+            if (offset == block_size) {
+                base = table[++block] * block_size;
+                offset = 0;
+            }
+            slots[i] = base + offset++;
         }
-        slots[i] = base + offset++;
     }
-}
+};
 
 template <typename T>
 SPECDEC_INLINE void prefetch_row(const T* row, int64_t width) {
@@ -27,6 +36,32 @@ SPECDEC_INLINE void prefetch_row(const T* row, int64_t width) {
 template <typename T>
 SPECDEC_INLINE void widen_row(const T* row, int64_t width, int64_t padded, float* to) {
     for (int64_t d = 0; d < padded; d += vec::W) vec::store(to + d, vec::load_first(row + d, width - d));
+}
+
+// [width] -> [padded] in the order of load_pair, the rest zero
+template <typename T>
+SPECDEC_INLINE void widen_pairs(const T* row, int64_t width, int64_t padded, float* to) {
+    for (int64_t d = 0; d < padded; d += 2 * vec::W) {
+        vec::F first, second;
+        if (width - d >= 2 * vec::W) {
+            vec::load_pair(row + d, first, second);
+        } else {
+            T lanes[2 * vec::W] = {};
+            for (int64_t i = 0; i < width - d; ++i) lanes[i] = row[d + i];
+            vec::load_pair(lanes, first, second);
+        }
+        vec::store(to + d, first);
+        vec::store(to + d + vec::W, second);
+    }
+}
+
+// even and odd neighbours, as load_pair leaves them in bfloat16 -> in order
+SPECDEC_INLINE void put_pairs_in_order(float* row, int64_t padded) {
+    for (int64_t d = 0; d < padded; d += 2 * vec::W) {
+        float lanes[2 * vec::W];
+        for (int i = 0; i < vec::W; ++i) lanes[2 * i] = row[d + i], lanes[2 * i + 1] = row[d + vec::W + i];
+        std::memcpy(row + d, lanes, sizeof lanes);
+    }
 }
 
 #if defined(__AVX512F__)
@@ -60,33 +95,33 @@ SPECDEC_INLINE void transpose_words(const char* const rows[16], int64_t byte, __
     }
 }
 
-SPECDEC_INLINE void transpose_16(const char* const rows[16], int64_t d, float* keys, const float*) {
+SPECDEC_INLINE void transpose_16(const char* const rows[16], int64_t d, float* keys, int64_t stride, const float*) {
     __m512i words[16];
     transpose_words(rows, d * 4, words);
 #pragma GCC unroll 16
-    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(keys + (d + i) * 16, words[i]);
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(keys + (d + i) * stride, words[i]);
 }
 
-SPECDEC_INLINE void transpose_16(const char* const rows[16], int64_t d, float* keys, const vec::bf16*) {
+SPECDEC_INLINE void transpose_16(const char* const rows[16], int64_t d, float* keys, int64_t stride, const vec::bf16*) {
     __m512i words[16];
     transpose_words(rows, d * 2, words);
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {  // a word is two neighbours of d
-        _mm512_storeu_si512(keys + (d + 2 * i) * 16, _mm512_slli_epi32(words[i], 16));
-        _mm512_storeu_si512(keys + (d + 2 * i + 1) * 16, _mm512_and_si512(words[i], _mm512_set1_epi32(0xffff0000)));
+        _mm512_storeu_si512(keys + (d + 2 * i) * stride, _mm512_slli_epi32(words[i], 16));
+        _mm512_storeu_si512(keys + (d + 2 * i + 1) * stride, _mm512_and_si512(words[i], _mm512_set1_epi32(0xffff0000)));
     }
 }
 
 #endif
 
-// W rows of [D] -> [DP][W] in float; the rest of DP is zero
-template <typename T>
+// W rows of [D] -> [DP][STRIDE] in float; the rest of DP is zero
+template <int STRIDE, typename T>
 void transpose_keys(const T* const rows[vec::W], int64_t D, int64_t DP, float* keys) {
     int64_t d = 0;
 #if defined(__AVX512F__)
     constexpr int64_t STEP = 64 / sizeof(T);
-    for (; d + STEP <= D; d += STEP) transpose_16((const char* const*)rows, d, keys, (const T*)nullptr);
+    for (; d + STEP <= D; d += STEP) transpose_16((const char* const*)rows, d, keys, STRIDE, (const T*)nullptr);
 #endif
     for (; d < DP; ++d)
-        for (int i = 0; i < vec::W; ++i) keys[d * vec::W + i] = d < D ? vec::to_float(rows[i][d]) : 0.0f;
+        for (int i = 0; i < vec::W; ++i) keys[d * STRIDE + i] = d < D ? vec::to_float(rows[i][d]) : 0.0f;
 }

@@ -1,6 +1,8 @@
 // Norms, gates and rotations, one token at a time, in the order of roundings of transformers' Llama.
 #include "elementwise.h"
 
+#include "team.h"
+
 using namespace vec;
 
 template <typename T>
@@ -61,13 +63,9 @@ INSTANTIATE(bf16)
 
 namespace {
 
-constexpr int64_t FEW = 1 << 15;  // numbers that one thread handles sooner than a second one wakes up
-
 template <typename Body>
 void for_tokens(int64_t num_tokens, int64_t width, int64_t num_threads, Body body) {
-    if (num_tokens * width < FEW) num_threads = 1;
-#pragma omp parallel for num_threads(num_threads) schedule(static) if (num_threads > 1)
-    for (int64_t t = 0; t < num_tokens; ++t) body(t);
+    Team::run(worthwhile_threads(num_tokens * width * 4, num_threads), [&](Team& team) { team.share(num_tokens, body, 16); });
 }
 
 }  // namespace

@@ -6,50 +6,26 @@
 // are computed beside it.
 #include "linear.h"
 
-#include <cstdlib>
-#include <vector>
-
 #include "scratch.h"
 
 using namespace vec;
 
 namespace {
 
-constexpr int MAX_ROWS = 12;  // tokens a micro-kernel takes: 24 accumulators, 2 weights, 1 activation
-constexpr int64_t K_STRETCH = 256;
-constexpr int64_t PREFETCH_BYTES = 2048;
+constexpr int64_t K_STRETCH = 64;
+constexpr int64_t PREFETCH_BYTES = 2048;  // about what arrives from memory in the time it takes to arrive, and some
 
-struct Blocks {  // num_tokens in nearly equal blocks of at most MAX_ROWS
-    int64_t count, size, rest;
-    explicit Blocks(int64_t num_tokens)
-        : count((num_tokens + MAX_ROWS - 1) / MAX_ROWS), size(num_tokens / count), rest(num_tokens % count) {}
-    int64_t start(int64_t i) const { return i * size + std::min(i, rest); }
-    int64_t rows(int64_t i) const { return size + (i < rest); }
-};
-
-SPECDEC_INLINE void widen(const float* p, F& low, F& high) {
-    low = load(p);
-    high = load(p + W);
-}
-
-SPECDEC_INLINE void widen(const bf16* p, F& low, F& high) {
-    U words;
-    std::memcpy(&words, p, sizeof words);
-    low = as<F>(words << 16);
-    high = as<F>(words & 0xffff0000u);
-}
-
-// sums[r][:] (+)= x[:, r] . panel over one stretch of k
+// sums[r][:] (+)= x[:, r] . panel over one stretch of k; `ahead` is what will be read next
 template <typename T, int ROWS>
-void multiply(const T* panel, const float* x, int64_t count, float* sums, bool first) {
+void multiply(const T* panel, const float* x, int64_t count, float* sums, bool first, const char* ahead) {
     F acc[ROWS][2];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = F{};
     for (int64_t k = 0; k < count; ++k) {
         F low, high;
-        widen(panel + k * PANEL, low, high);
+        load_pair(panel + k * PANEL, low, high);
         for (int line = 0; line < (int)(PANEL * sizeof(T)); line += 64)
-            __builtin_prefetch((const char*)(panel + k * PANEL) + line + PREFETCH_BYTES);
+            __builtin_prefetch(ahead + k * PANEL * sizeof(T) + line);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
             F a = splat(x[k * ROWS + r]);
@@ -66,10 +42,11 @@ void multiply(const T* panel, const float* x, int64_t count, float* sums, bool f
 }
 
 template <typename T>
-void multiply_rows(int64_t rows, const T* panel, const float* x, int64_t count, float* sums, bool first) {
+void multiply_rows(int64_t rows, const T* panel, const float* x, int64_t count, float* sums, bool first,
+                   const char* ahead) {
     switch (rows) {
 #define CASE(n) \
-    case n: return multiply<T, n>(panel, x, count, sums, first)
+    case n: return multiply<T, n>(panel, x, count, sums, first, ahead)
         CASE(1);
         CASE(2);
         CASE(3);
@@ -87,13 +64,46 @@ void multiply_rows(int64_t rows, const T* panel, const float* x, int64_t count, 
 }
 
 template <typename T>
-void finish(const float* sums, const float* bias, T* out, int64_t num_tokens, int64_t N, int64_t column) {
+void multiply_panel(const T* panel, const Activations& x, float* sums) {
+    for (int64_t from = 0; from < x.K; from += K_STRETCH) {
+        int64_t count = std::min(K_STRETCH, x.K - from);
+        for (int64_t b = 0; b < x.num_blocks; ++b) {
+            int64_t rows = x.rows(b), start = x.start(b);
+            const float* block = x.data + start * x.K + from * rows;
+            // The first block brings weights in from memory; the others find them near and bring in their successor.
+            const char* ahead = b ? (const char*)(block + rows * x.K) : (const char*)(panel + from * PANEL) + PREFETCH_BYTES;
+            multiply_rows(rows, panel + from * PANEL, block, count, sums + start * PANEL, from == 0, ahead);
+        }
+    }
+}
+
+template <typename Put>
+SPECDEC_INLINE void for_outputs(const float* sums, const Linear& layer, int64_t num_tokens, int64_t column, Put put) {
     for (int h = 0; h < 2; ++h) {
-        int64_t at = column + h * W, width = std::min<int64_t>(W, N - at);
+        int64_t at = column + h * W, width = std::min<int64_t>(W, layer.N - at);
         if (width <= 0) return;
-        F b = bias ? load_first(bias + at, width) : F{};
-        for (int64_t t = 0; t < num_tokens; ++t)
-            store_first(out + t * N + at, load(sums + t * PANEL + h * W) + b, width);
+        F b = layer.bias ? load_first(layer.bias + at, width) : F{};
+        for (int64_t t = 0; t < num_tokens; ++t) put(t * layer.N + at, load(sums + t * PANEL + h * W) + b, width);
+    }
+}
+
+void finish(const float* sums, const Linear& layer, int64_t num_tokens, int64_t column, const Destination& to) {
+    float* out = (float*)to.out;
+    switch (to.kind) {
+        case Destination::FLOAT:
+            return for_outputs(sums, layer, num_tokens, column, [&](int64_t at, F y, int64_t n) { store_first(out + at, y, n); });
+        case Destination::BF16:
+            return for_outputs(sums, layer, num_tokens, column,
+                               [&](int64_t at, F y, int64_t n) { store_first((bf16*)to.out + at, y, n); });
+        case Destination::ADD:
+            return for_outputs(sums, layer, num_tokens, column, [&](int64_t at, F y, int64_t n) {
+                store_first(out + at, load_first(out + at, n) + y, n);
+            });
+        case Destination::GATE:
+            for (int64_t t = 0; t < num_tokens; ++t) {
+                F gate = load(sums + t * PANEL), value = load(sums + t * PANEL + W);
+                to.next->column(t).put(column / 2, silu(gate) * value, to.next->K - column / 2);
+            }
     }
 }
 
@@ -104,79 +114,77 @@ void pack_rows(const X* x, int64_t rows, int64_t K, int64_t from, int64_t to, fl
 }
 
 template <typename T>
-void all_blocks(const T* panel, const Blocks& blocks, const float* x, int64_t K, float* sums) {
-    for (int64_t from = 0; from < K; from += K_STRETCH) {
-        int64_t count = std::min(K_STRETCH, K - from);
-        for (int64_t b = 0; b < blocks.count; ++b) {
-            int64_t rows = blocks.rows(b), start = blocks.start(b);
-            multiply_rows(rows, panel + from * PANEL, x + start * K + from * rows, count, sums + start * PANEL, from == 0);
+void pack_panel(const T* weight, T* packed, int64_t N, int64_t K, int64_t p) {
+    for (int64_t k = 0; k < K; ++k)
+        for (int j = 0; j < PANEL; ++j) {
+            // bfloat16: neighbours in memory are the two halves of a word (little-endian)
+            int output = sizeof(T) == 2 ? j / 2 + (j % 2) * W : j;
+            int64_t n = p * PANEL + output;
+            packed[(p * K + k) * PANEL + j] = n < N ? weight[n * K + k] : T(0);
         }
-    }
-}
-
-template <typename T>
-void pack_panels(const T* weight, T* packed, int64_t N, int64_t K) {
-    int64_t panels = (N + PANEL - 1) / PANEL;
-#pragma omp parallel for schedule(static)
-    for (int64_t p = 0; p < panels; ++p)
-        for (int64_t k = 0; k < K; ++k)
-            for (int j = 0; j < PANEL; ++j) {
-                // bfloat16: neighbours in memory are the two halves of a word (little-endian)
-                int output = sizeof(T) == 2 ? j / 2 + (j % 2) * W : j;
-                int64_t n = p * PANEL + output;
-                packed[(p * K + k) * PANEL + j] = n < N ? weight[n * K + k] : T(0);
-            }
 }
 
 }  // namespace
 
-int64_t linear_scratch(int64_t num_tokens, int64_t K) { return num_tokens * K; }
+void pack_team(Team& team, const void* x, int64_t dtype, const Activations& to) {
+    constexpr int64_t STEP = 256;
+    const int64_t K = to.K, steps = (K + STEP - 1) / STEP;
+    team.share(to.num_blocks * steps, [&](int64_t i) {
+        int64_t b = i / steps, from = i % steps * STEP, end = std::min(K, from + STEP), start = to.start(b) * K;
+        if (dtype == BFLOAT16)
+            pack_rows((const bf16*)x + start, to.rows(b), K, from, end, to.data + start);
+        else
+            pack_rows((const float*)x + start, to.rows(b), K, from, end, to.data + start);
+    });
+}
 
-void linear_team(const Linear& layer, const void* x, int64_t x_dtype, void* out, int64_t out_dtype, int64_t num_tokens,
-                 float* scratch) {
-    if (!num_tokens) return;
-    const int64_t K = layer.K, N = layer.N;
-    const Blocks blocks(num_tokens);
-    const int64_t stretches = (K + K_STRETCH - 1) / K_STRETCH, panels = (N + PANEL - 1) / PANEL;
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < blocks.count * stretches; ++i) {
-        int64_t b = i / stretches, from = i % stretches * K_STRETCH, to = std::min(K, from + K_STRETCH);
-        int64_t start = blocks.start(b) * K;
-        if (x_dtype == BFLOAT16)
-            pack_rows((const bf16*)x + start, blocks.rows(b), K, from, to, scratch + start);
-        else
-            pack_rows((const float*)x + start, blocks.rows(b), K, from, to, scratch + start);
-    }
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t p = 0; p < panels; ++p) {
-        float* sums = thread_scratch(num_tokens * PANEL);
+void linear_team(Team& team, const Linear& layer, const Activations& x, const Destination& to) {
+    const int64_t panels = (layer.N + PANEL - 1) / PANEL;
+    // Neighbouring panels for one thread, so that what it fetches ahead is mostly its own.
+    const int64_t chunk = std::max<int64_t>(1, panels / (16 * team.size()));
+    auto one_panel = [&](int64_t p) {
+        float* sums = thread_scratch(x.num_tokens * PANEL);
         if (layer.dtype == BFLOAT16)
-            all_blocks((const bf16*)layer.weights + p * K * PANEL, blocks, scratch, K, sums);
+            multiply_panel((const bf16*)layer.weights + p * x.K * PANEL, x, sums);
         else
-            all_blocks((const float*)layer.weights + p * K * PANEL, blocks, scratch, K, sums);
-        if (out_dtype == BFLOAT16)
-            finish(sums, layer.bias, (bf16*)out, num_tokens, N, p * PANEL);
+            multiply_panel((const float*)layer.weights + p * x.K * PANEL, x, sums);
+        finish(sums, layer, x.num_tokens, p * PANEL, to);
+    };
+    team.share(panels, one_panel, chunk);
+}
+
+void unpack_row(const Linear& layer, int64_t n, float* row) {
+    const int64_t first = n / PANEL * layer.K * PANEL, output = n % PANEL;
+    for (int64_t k = 0; k < layer.K; ++k)
+        if (layer.dtype == BFLOAT16)
+            row[k] = to_float(((const bf16*)layer.weights)[first + k * PANEL + output % W * 2 + output / W]);
         else
-            finish(sums, layer.bias, (float*)out, num_tokens, N, p * PANEL);
-    }
+            row[k] = ((const float*)layer.weights)[first + k * PANEL + output];
 }
 
 extern "C" {
 
 int64_t specdec_panel() { return PANEL; }
 
-void specdec_pack(const void* weight, void* packed, int64_t N, int64_t K, int64_t dtype) {
-    if (dtype == BFLOAT16)
-        pack_panels((const bf16*)weight, (bf16*)packed, N, K);
-    else
-        pack_panels((const float*)weight, (float*)packed, N, K);
+void specdec_pack(const void* weight, void* packed, int64_t N, int64_t K, int64_t dtype, int64_t num_threads) {
+    Team::run(num_threads, [&](Team& team) {
+        team.share((N + PANEL - 1) / PANEL, [&](int64_t p) {
+            if (dtype == BFLOAT16)
+                pack_panel((const bf16*)weight, (bf16*)packed, N, K, p);
+            else
+                pack_panel((const float*)weight, (float*)packed, N, K, p);
+        });
+    });
 }
 
 void specdec_linear(const void* x, const void* weights, const float* bias, void* out, int64_t num_tokens, int64_t N,
                     int64_t K, int64_t x_dtype, int64_t w_dtype, int64_t out_dtype, int64_t num_threads) {
-    Linear layer{weights, bias, N, K, w_dtype};
-    float* scratch = call_scratch(linear_scratch(num_tokens, K));
-#pragma omp parallel num_threads(num_threads)
-    linear_team(layer, x, x_dtype, out, out_dtype, num_tokens, scratch);
+    const Linear layer{weights, bias, N, K, w_dtype};
+    const Activations packed(call_scratch(num_tokens * K), num_tokens, K);
+    const Destination to{out_dtype == BFLOAT16 ? Destination::BF16 : Destination::FLOAT, out};
+    Team::run(worthwhile_threads(num_tokens * N * K, num_threads), [&](Team& team) {
+        pack_team(team, x, x_dtype, packed);
+        linear_team(team, layer, packed, to);
+    });
 }
 }

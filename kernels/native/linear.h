@@ -1,6 +1,7 @@
 // Linear layers over weights packed in panels; see linear.cpp.
 #pragma once
 
+#include "team.h"
 #include "vec.h"
 
 constexpr int PANEL = 2 * vec::W;  // outputs a panel holds
@@ -12,8 +13,47 @@ struct Linear {
     int64_t dtype;
 };
 
-int64_t linear_scratch(int64_t num_tokens, int64_t K);  // floats
+// Inputs of a linear layer, in float: tokens in nearly equal blocks of at most MAX_ROWS, each [K][rows].
+struct Activations {
+    static constexpr int64_t MAX_ROWS = 12;  // tokens a micro-kernel takes: 24 accumulators, 2 weights, 1 activation
 
-// To be called by every thread of a parallel region, or outside one. x [T, K], out [T, N]; scratch as above.
-void linear_team(const Linear& layer, const void* x, int64_t x_dtype, void* out, int64_t out_dtype, int64_t num_tokens,
-                 float* scratch);
+    float* data;
+    int64_t num_tokens, K, num_blocks, block_size, rest;
+
+    Activations(float* to, int64_t tokens, int64_t width)
+        : data(to), num_tokens(tokens), K(width), num_blocks((tokens + MAX_ROWS - 1) / MAX_ROWS),
+          block_size(tokens / std::max<int64_t>(1, num_blocks)), rest(tokens % std::max<int64_t>(1, num_blocks)) {}
+
+    int64_t start(int64_t block) const { return block * block_size + std::min(block, rest); }
+    int64_t rows(int64_t block) const { return block_size + (block < rest); }
+
+    struct Column {  // one token: number k lies at[k * stride]
+        float* at;
+        int64_t stride;
+
+        void put(int64_t k, vec::F v, int64_t count) const {
+            if (stride == 1) return vec::store_first(at + k, v, count);
+            for (int64_t i = 0; i < std::min<int64_t>(vec::W, count); ++i) at[(k + i) * stride] = v[i];
+        }
+    };
+
+    Column column(int64_t token) const {
+        int64_t large = rest * (block_size + 1);
+        int64_t block = token < large ? token / (block_size + 1) : rest + (token - large) / block_size;
+        return {data + start(block) * K + token - start(block), rows(block)};
+    }
+};
+
+// What becomes of the sums: kept, rounded, added to what is there, or gated into the inputs of the next layer.
+struct Destination {
+    enum Kind { FLOAT, BF16, ADD, GATE } kind;
+    void* out;                            // [T, N]; not for GATE
+    const Activations* next = nullptr;    // GATE: outputs come in pairs of W gates and W values -> silu(gate) * value
+};
+
+// Called by every thread of the team.
+void pack_team(Team& team, const void* x, int64_t dtype, const Activations& to);  // x [T, K]
+void linear_team(Team& team, const Linear& layer, const Activations& x, const Destination& to);
+
+// One row of the weights, in float.
+void unpack_row(const Linear& layer, int64_t n, float* row);

@@ -118,10 +118,31 @@ SPECDEC_INLINE F load(const float* p) {
     return v;
 }
 
-SPECDEC_INLINE F load(const bf16* p) {
+SPECDEC_INLINE U zero_extend(const bf16* p) {
     H half;
     std::memcpy(&half, p, sizeof half);
-    return as<F>(__builtin_convertvector(half, U) << 16);
+#if defined(__AVX512F__)  // GCC would convert in two halves
+    return as<U>(_mm512_cvtepu16_epi32(as<__m256i>(half)));
+#elif defined(__AVX2__)
+    return as<U>(_mm256_cvtepu16_epi32(as<__m128i>(half)));
+#else
+    return __builtin_convertvector(half, U);
+#endif
+}
+
+SPECDEC_INLINE F load(const bf16* p) { return as<F>(zero_extend(p) << 16); }
+
+// 2 W neighbours: in float, the first W and the last W; in bfloat16, the even ones and the odd ones, which is cheaper.
+SPECDEC_INLINE void load_pair(const float* p, F& first, F& second) {
+    first = load(p);
+    second = load(p + W);
+}
+
+SPECDEC_INLINE void load_pair(const bf16* p, F& first, F& second) {
+    U words;
+    std::memcpy(&words, p, sizeof words);
+    first = as<F>(words << 16);
+    second = as<F>(words & 0xffff0000u);
 }
 
 SPECDEC_INLINE void store(float* p, F v) { std::memcpy(p, &v, sizeof v); }
@@ -130,7 +151,11 @@ SPECDEC_INLINE void store(bf16* p, F v) {
     U bits = as<U>(v);
     U rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     rounded = v == v ? rounded : splat_bits(0x7fc0);
+#if defined(__AVX512F__)
+    H half = as<H>(_mm512_cvtepi32_epi16(as<__m512i>(rounded)));
+#else
     H half = __builtin_convertvector(rounded, H);
+#endif
     std::memcpy(p, &half, sizeof half);
 }
 
@@ -169,6 +194,22 @@ SPECDEC_INLINE F exp(F x) {  // below -87 it is zero
     I exponent = (as<I>(shifted) - as<I>(magic)) << 23;
     y = as<F>(as<I>(y) + exponent);
     return x < splat(-87.0f) ? F{} : y;
+}
+
+// 2^x for x <= 0; below -126 it is zero, and a NaN stays
+SPECDEC_INLINE F exp2_negative(F x) {
+    F clamped = max(splat(-126.0f), x);
+    F shifted = clamped + 12582912.0f;
+    F r = clamped - (shifted - 12582912.0f);
+    F y = splat(1.535336188319500e-4f);
+    y = fma(y, r, splat(1.339887440266574e-3f));
+    y = fma(y, r, splat(9.618437357674640e-3f));
+    y = fma(y, r, splat(5.550332471162809e-2f));
+    y = fma(y, r, splat(2.402264791363012e-1f));
+    y = fma(y, r, splat(6.931472028550421e-1f));
+    y = fma(y, r, splat(1.0f));
+    y = as<F>(as<I>(y) + (as<I>(shifted) << 23));
+    return x < splat(-126.0f) ? F{} : y;
 }
 
 SPECDEC_INLINE float exp_scalar(float x) { return exp(splat(x))[0]; }

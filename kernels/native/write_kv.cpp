@@ -14,13 +14,13 @@ void copy_row(const char* from, int64_t group_stride, char* to, int64_t groups, 
 
 }  // namespace
 
-void write_kv_team(const KVRows& rows, const int64_t* slots, int64_t num_tokens, int64_t groups) {
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < num_tokens; ++t) {
-        if (slots[t] < 0) continue;
+void write_kv_team(Team& team, const KVRows& rows, const int64_t* slots, int64_t num_tokens, int64_t groups) {
+    auto copy_token = [&](int64_t t) {
+        if (slots[t] < 0) return;
         copy_row(rows.data + t * rows.token_stride, rows.group_stride, rows.cache + slots[t] * groups * rows.bytes, groups,
                  rows.bytes);
-    }
+    };
+    team.share(num_tokens, copy_token, 16);
 }
 
 extern "C" void specdec_write_kv(const void* k, const void* v, const int64_t* slots, void* k_cache, void* v_cache,
@@ -29,11 +29,8 @@ extern "C" void specdec_write_kv(const void* k, const void* v, const int64_t* sl
                                  int64_t v_group_stride, int64_t num_threads) {
     KVRows keys{(const char*)k, (char*)k_cache, k_bytes, k_token_stride, k_group_stride};
     KVRows values{(const char*)v, (char*)v_cache, v_bytes, v_token_stride, v_group_stride};
-    // A few tokens are copied sooner than a second thread wakes up.
-    bool alone = num_tokens * groups * (k_bytes + v_bytes) < (1 << 17);
-#pragma omp parallel num_threads(alone ? 1 : num_threads) if (!alone)
-    {
-        write_kv_team(keys, slots, num_tokens, groups);
-        write_kv_team(values, slots, num_tokens, groups);
-    }
+    Team::run(worthwhile_threads(num_tokens * groups * (k_bytes + v_bytes), num_threads), [&](Team& team) {
+        write_kv_team(team, keys, slots, num_tokens, groups);
+        write_kv_team(team, values, slots, num_tokens, groups);
+    });
 }

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "team.h"
+
 struct KVRows {
     const char* data;  // [T, G, D], strides in bytes
     char* cache;       // [num_slots, G, D]
@@ -10,5 +12,5 @@ struct KVRows {
     int64_t token_stride, group_stride;
 };
 
-// To be called by every thread of a parallel region, or outside one. A negative slot is skipped.
-void write_kv_team(const KVRows& rows, const int64_t* slots, int64_t num_tokens, int64_t groups);
+// Called by every thread of the team. A negative slot is skipped.
+void write_kv_team(Team& team, const KVRows& rows, const int64_t* slots, int64_t num_tokens, int64_t groups);

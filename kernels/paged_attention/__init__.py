@@ -1,6 +1,5 @@
 """Causal attention over a paged cache: prompts, decode and verification in one ragged call."""
 
-import torch
 from torch import Tensor
 
 from specdec.kernels import native
@@ -41,9 +40,7 @@ def paged_attention(
     assert block_tables.ndim == 2 and cu_query_lens.shape[0] == seq_lens.shape[0] + 1 == block_tables.shape[0] + 1
     if out is None:
         out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[3])
-    is_native = q.device.type == "cpu" and q.dtype in kernel.DTYPES and k_cache.dtype in kernel.DTYPES and native.enabled()
-    implementation = kernel.paged_attention if is_native else reference.paged_attention
-    implementation(
-        q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scale, window, softcap, sinks, out
-    )
+    known = q.dtype in kernel.DTYPES and k_cache.dtype in kernel.DTYPES and q.device.type == "cpu"
+    implementation = kernel.paged_attention if known and native.enabled() else reference.paged_attention
+    implementation(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scale, window, softcap, sinks, out)
     return out

@@ -30,7 +30,7 @@ def paged_attention(
     out: Tensor,
 ) -> None:
     """As the twin."""
-    assert k_cache.is_contiguous() and v_cache.is_contiguous() and out.is_contiguous() and k_cache.dtype == v_cache.dtype
+    assert k_cache.dtype == v_cache.dtype and all(x.is_contiguous() for x in (k_cache, v_cache, out))
     assert block_tables.stride(1) == 1 and seq_lens.is_contiguous() and cu_query_lens.is_contiguous()
     assert block_tables.dtype == seq_lens.dtype == cu_query_lens.dtype == torch.int32
     q = q.contiguous()

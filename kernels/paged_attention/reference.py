@@ -41,7 +41,13 @@ def paged_attention(
 
 
 def attend(
-    q: Tensor, keys: Tensor, values: Tensor, is_visible: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    is_visible: Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """q [N, H, D], keys [S, G, D], values [S, G, Dv], is_visible [N, S], sinks [H] -> [N, H, Dv]."""
     wide = torch.promote_types(q.dtype, torch.float32)

@@ -6,46 +6,24 @@ It knows checkpoints, dtypes, EOS and tokenizers. It does not know caches, steps
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from specdec.config import ModelConfig
 from specdec.errors import InvalidRequestError, ModelLoadError, UnsupportedModelError
 from specdec.kernels import native
 from specdec.models import sources
-from specdec.models.attention import IMPLEMENTATION, AttentionProbe
+from specdec.models.attention import IMPLEMENTATION
+from specdec.models.fast_llama import pack_fast
 from specdec.models.gate import check_config, check_model
+from specdec.models.loaded import LoadedModel
 from specdec.models.packed import pack_linears
+from specdec.models.selftest import self_test
 
 logger = logging.getLogger("specdec")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model ready to be given a cache.
-
-    module          the transformers model, in eval mode
-    attention       its attention modules and what each stores for a token
-    tokenizer       None where the directory has none
-    eos_token_ids   union of config, generation config and tokenizer
-    max_model_len   the longest sequence the model was made for
-    """
-
-    path: Path
-    module: nn.Module
-    config: Any
-    attention: AttentionProbe
-    tokenizer: Any | None
-    eos_token_ids: frozenset[int]
-    max_model_len: int
-    vocab_size: int
-    dtype: torch.dtype
-    device: torch.device
 
 
 def pick_device(name: str) -> torch.device:
@@ -83,8 +61,8 @@ def load(config: ModelConfig) -> LoadedModel:
     module = _load_weights(path, dtype).to(device).eval()
     text_config = module.config.get_text_config()
     attention = check_model(module, text_config)
+    self_test(text_config)
     vocab_size = int(module.get_output_embeddings().weight.shape[0])
-    pack_linears(module)
     tokenizer = _load_tokenizer(path)
     longest = int(getattr(text_config, "max_position_embeddings", None) or 2**20)
     if config.max_model_len is not None and config.max_model_len > longest:
@@ -92,11 +70,17 @@ def load(config: ModelConfig) -> LoadedModel:
             f"max_model_len is {config.max_model_len}; {config.model} was made for at most {longest} tokens",
             param="max_model_len",
         )
+    fast = pack_fast(module, attention, config.max_model_len or longest)
+    if fast is None:
+        pack_linears(module)
+    else:
+        module.to("meta")  # the packed weights are the only copy
     return LoadedModel(
         path=path,
         module=module,
         config=text_config,
         attention=attention,
+        fast=fast,
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(path, text_config, tokenizer),
         max_model_len=config.max_model_len or longest,
@@ -116,14 +100,18 @@ def _read_config(path: Path) -> Any:
 def _load_weights(path: Path, dtype: torch.dtype) -> Any:
     try:
         module, info = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, attn_implementation=IMPLEMENTATION, output_loading_info=True
+            path,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # so that we can name them; they are fatal below
         )
     except (ValueError, OSError, RuntimeError) as error:
         raise ModelLoadError(f"transformers could not load {path}: {error}") from error
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise ModelLoadError(f"{path} lacks the weights of {len(missing)} tensors, among them {', '.join(missing[:5])}")
     mismatched = sorted(str(m) for m in info.get("mismatched_keys") or ())
+    missing = sorted(info["missing_keys"])
+    if missing and not mismatched:
+        raise ModelLoadError(f"{path} lacks the weights of {len(missing)} tensors, among them {', '.join(missing[:5])}")
     if mismatched:
         raise ModelLoadError(f"{path} has weights of another shape than its config says: {', '.join(mismatched[:5])}")
     if info.get("unexpected_keys"):

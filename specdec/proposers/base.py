@@ -52,5 +52,3 @@ class NoDrafts:
 
     def stop(self, request: Request) -> None:
         """Nothing to forget."""
-
-

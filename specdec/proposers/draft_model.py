@@ -20,7 +20,8 @@ class DraftModelProposer:
     """Runs the draft ahead of the target, k tokens for every row that has room.
 
     max_catch_up   most tokens a step may spend on bringing lagging rows up to date
-    vocab_size     ids the target can verify; a padded draft vocabulary is cut to it
+    vocab_size     ids the target can verify; a padded draft vocabulary is cut to it, and ids of a padded
+                   target vocabulary that the draft lacks read as id 0 (a worse guess, never a fault)
     """
 
     def __init__(self, runner: ModelRunner, pool: BlockPool, *, vocab_size: int, max_catch_up: int) -> None:
@@ -70,7 +71,8 @@ class DraftModelProposer:
                 continue
             allowance -= end - start
             drafts_now = row.max_drafts > 0 and end == row.end
-            segments.append(Segment(request.token_ids[start:end], start, request.block_table, int(drafts_now)))
+            tokens = [t if t < self.runner.model.vocab_size else 0 for t in request.token_ids[start:end]]
+            segments.append(Segment(tokens, start, request.block_table, int(drafts_now)))
             self._num_computed[request.request_id] = end
             if drafts_now:
                 ready.append(row)

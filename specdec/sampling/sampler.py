@@ -59,9 +59,7 @@ def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[b
     return token_ids.tolist(), is_finite.tolist()
 
 
-def _apply_filters(
-    scores: Tensor, choices: Sequence[Choice], temperatures: list[float], filtered: list[int]
-) -> Tensor:
+def _apply_filters(scores: Tensor, choices: Sequence[Choice], temperatures: list[float], filtered: list[int]) -> Tensor:
     """Mask the rows that ask for it; their temperature is applied here, so the sampler sees 1."""
     index = torch.tensor(filtered, device=scores.device)
     scale = torch.tensor([temperatures[i] for i in filtered], dtype=scores.dtype, device=scores.device)

@@ -1,0 +1,36 @@
+# make serve · make test · make eval · make venv      each sets up .venv by itself
+PYTHON ?= python3
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+ARGS   ?=
+
+.PHONY: serve test test-slow lint eval venv clean
+
+serve: venv
+	$(PY) serve.py $(ARGS)
+
+test: venv lint
+	$(PY) -m pytest $(ARGS)
+
+test-slow: venv
+	$(PY) -m pytest -m slow --no-shares $(ARGS)
+
+lint: venv
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+eval: venv
+	$(PY) -m evals.speedup $(ARGS)
+
+venv: $(VENV)/.ready
+
+# The build of torch that is pinned decides everything else, so it goes in first.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt torch
+	$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,162 @@
+"""Calls into native/llama.cpp."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import native
+from specdec.kernels.linear import kernel as linear
+from specdec.kernels.llama_forward.weights import LayerWeights, LlamaShape, LlamaWeights
+
+if TYPE_CHECKING:
+    from specdec.kernels.llama_forward import LlamaStep
+
+DTYPES = linear.DTYPES
+
+Numbers = ctypes.Array[ctypes.c_int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedLlama:
+    """A decoder's weights, each held once, in the order native code reads them."""
+
+    shape: LlamaShape
+    dtype: torch.dtype
+    vocab_size: int
+    width: int
+    mlp_width: int
+    layers: tuple[tuple[int, ...], ...]  # pointers, each in the order of Layer in llama.cpp
+    packed_layers: Numbers  # the same, flat
+    norm: Tensor  # [width] float32
+    cos: Tensor  # [positions, R] float32
+    sin: Tensor  # [positions, R] float32
+    embedding: Tensor | None  # [V, width]; None: tied, read out of the head
+    head: Tensor  # panels
+    owned: tuple[Tensor, ...]  # what the pointers point to
+
+
+def pack(weights: LlamaWeights, dtype: torch.dtype) -> PackedLlama:
+    """Lay out all weights in `dtype`; norms, biases and rotary tables in float32."""
+    owned: list[Tensor] = []
+
+    def keep(tensor: Tensor | None) -> int:
+        if tensor is None:
+            return 0
+        owned.append(tensor)
+        return tensor.data_ptr()
+
+    layers = []
+    for layer in weights.layers:
+        norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm)
+        numbers = [keep(None if norm is None else _wide(norm)) for norm in norms]
+        for weight, bias in ((layer.qkv, layer.qkv_bias), (layer.out, layer.out_bias)):
+            numbers += [keep(_panels(weight, dtype)), keep(None if bias is None else _wide(bias))]
+        numbers += [keep(_panels(_interleave(layer), dtype)), keep(_panels(layer.down, dtype)), layer.window or 0]
+        layers.append(tuple(numbers))
+    flat = [number for numbers in layers for number in numbers]
+    is_tied = weights.head is None
+    return PackedLlama(
+        shape=weights.shape,
+        dtype=dtype,
+        vocab_size=weights.embedding.shape[0],
+        width=weights.embedding.shape[1],
+        mlp_width=weights.layers[0].gate.shape[0],
+        layers=tuple(layers),
+        packed_layers=(ctypes.c_int64 * len(flat))(*flat),
+        norm=_wide(weights.norm),
+        cos=_wide(weights.cos),
+        sin=_wide(weights.sin),
+        embedding=None if is_tied else weights.embedding.detach().to(dtype).contiguous(),
+        head=_panels(weights.embedding if weights.head is None else weights.head, dtype),
+        owned=tuple(owned),
+    )
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.float32).contiguous()
+
+
+def _panels(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return linear.pack(weight.detach().to(dtype).contiguous())
+
+
+def _interleave(layer: LayerWeights) -> Tensor:
+    """Return gate and up in turns of half a panel, so that a panel's sums hold both factors of its outputs."""
+    half = native.function("specdec_panel", "", "i")() // 2
+    missing = -layer.gate.shape[0] % half
+    padded = [torch.nn.functional.pad(w.detach(), (0, 0, 0, missing)) for w in (layer.gate, layer.up)]
+    return torch.stack([w.view(-1, half, w.shape[1]) for w in padded], 1).flatten(0, 2)
+
+
+def llama_forward(
+    model: PackedLlama, step: "LlamaStep", kv_caches: Sequence[tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """As the twin."""
+    num_tokens, num_logits = step.token_ids.shape[0], step.logits_indices.shape[0]
+    logits = torch.empty(num_logits, model.vocab_size)
+    features = torch.empty(len(step.feature_layers), num_tokens, model.width)
+    tables = (step.block_tables, step.seq_lens, step.cu_query_lens)
+    indices = (step.token_ids, step.positions, step.slot_mapping, step.logits_indices)
+    assert all(x.dtype == torch.int32 for x in tables) and all(x.dtype == torch.int64 for x in indices)
+    assert step.block_tables.stride(1) == 1 and all(x.is_contiguous() for x in (*tables[1:], *indices))
+    inputs = None if step.inputs is None else step.inputs.to(torch.float32).contiguous()
+    wanted = (ctypes.c_int64 * len(step.feature_layers))(*step.feature_layers)
+    numbers = (ctypes.c_int64 * 16)(
+        num_tokens,
+        step.seq_lens.shape[0],
+        num_logits,
+        step.block_tables.stride(0),
+        len(wanted),
+        *(x.data_ptr() for x in indices),
+        ctypes.addressof(wanted),
+        *(x.data_ptr() for x in (*tables, logits, features)),
+        0 if inputs is None else inputs.data_ptr(),
+    )
+    k_cache = kv_caches[0][0]
+    caches = (ctypes.c_int64 * (2 * len(kv_caches)))(*(cache.data_ptr() for pair in kv_caches for cache in pair))
+    shape = _shape(model, k_cache)
+    failed = native.function("specdec_llama_forward", "pppppppppffi", "i")(
+        shape,
+        model.packed_layers,
+        model.norm.data_ptr(),
+        model.cos.data_ptr(),
+        model.sin.data_ptr(),
+        None if model.embedding is None else model.embedding.data_ptr(),
+        model.head.data_ptr(),
+        caches,
+        numbers,
+        model.shape.eps,
+        model.shape.scale,
+        torch.get_num_threads(),
+    )
+    if failed:
+        raise IndexError(
+            f"a token id is not below {model.vocab_size}, a position not below {model.cos.shape[0]}, "
+            f"or a logits index not below {num_tokens}"
+        )
+    return logits, features
+
+
+def _shape(model: PackedLlama, k_cache: Tensor) -> Numbers:
+    """Return the numbers of Shape in llama.cpp, in its order."""
+    shape = model.shape
+    assert k_cache.shape[2:] == (shape.num_kv_heads, shape.head_dim) and k_cache.is_contiguous()
+    numbers = (
+        len(model.layers),
+        model.width,
+        shape.num_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        model.mlp_width,
+        model.vocab_size,
+        model.cos.shape[1],
+        model.cos.shape[0],
+        k_cache.shape[1],
+        native.DTYPES[model.dtype],
+        native.DTYPES[k_cache.dtype],
+    )
+    return (ctypes.c_int64 * len(numbers))(*numbers)

@@ -1,0 +1,218 @@
+// One step of a Llama-like decoder in one call: all layers inside one team of threads, activations in float.
+//
+// Between barriers, threads share tokens (norms, rotations), panels of weights (linear layers) or rows and segments
+// (attention). Nothing a token goes through depends on which thread takes it or what else is in the step.
+#include "attention.h"
+#include "elementwise.h"
+#include "linear.h"
+#include "scratch.h"
+
+using namespace vec;
+
+namespace {
+
+struct Shape {  // the order of fields is that of the numbers in llama_forward/kernel.py
+    int64_t num_layers, width, H, G, D, mlp, V, rotary_width, num_positions, block_size, weight_dtype, cache_dtype;
+};
+
+struct Layer {  // likewise; pointers
+    const float *input_norm, *q_norm, *k_norm, *post_norm;
+    const void* qkv;
+    const float* qkv_bias;
+    const void* out;
+    const float* out_bias;
+    const void *gate_up, *down;
+    int64_t window;
+};
+
+struct Step {  // likewise
+    int64_t num_tokens, num_rows, num_logits, table_stride, num_features;
+    const int64_t *token_ids, *positions, *slots, *logits_indices, *feature_layers;
+    const int32_t *block_tables, *seq_lens, *cu_query_lens;
+    float *logits, *features;
+    const float* inputs;  // embeddings in place of token_ids, or null
+};
+
+struct Model {
+    Shape shape;
+    const Layer* layers;
+    const float *norm, *cos, *sin;  // cos and sin: [positions, rotary_width]
+    const void *embedding, *head;   // embedding null: rows of the head are unpacked
+    void* const* caches;            // key cache and value cache of every layer
+    float eps, scale;
+
+    Linear linear(const void* weights, const float* bias, int64_t N, int64_t K) const {
+        return {weights, bias, N, K, shape.weight_dtype};
+    }
+};
+
+float inverse_rms(const float* x, int64_t width, float eps) {
+    F squares = F{};
+    for (int64_t d = 0; d < width; d += W) {
+        F v = load_first(x + d, width - d);
+        squares = fma(v, v, squares);
+    }
+    return 1.0f / std::sqrt(sum(squares) / (float)width + eps);
+}
+
+void norm_into(const float* x, const float* weight, float eps, const Activations& to, int64_t token) {
+    const float scale = inverse_rms(x, to.K, eps);
+    const Activations::Column column = to.column(token);
+    for (int64_t d = 0; d < to.K; d += W)
+        column.put(d, load_first(x + d, to.K - d) * scale * load_first(weight + d, to.K - d), to.K - d);
+}
+
+void norm_head(float* head, const float* weight, float eps, int64_t width) {
+    const float scale = inverse_rms(head, width, eps);
+    for (int64_t d = 0; d < width; d += W)
+        store_first(head + d, load_first(head + d, width - d) * scale * load_first(weight + d, width - d), width - d);
+}
+
+template <typename T>
+void keep(const float* row, int64_t count, void* cache, int64_t slot) {
+    T* to = (T*)cache + slot * count;
+    for (int64_t d = 0; d < count; d += W) store_first(to + d, load_first(row + d, count - d), count - d);
+}
+
+class Forward {
+  public:
+    Forward(const Model& m, const Step& s, int64_t num_threads) : model(m), step(s), shape(m.shape) {
+        attention = {shape.H, shape.G, shape.D, shape.D, shape.block_size, s.table_stride, 0, m.scale, 0.0f,
+                     FLOAT32, shape.cache_dtype, FLOAT32};
+        qkv_width = (shape.H + 2 * shape.G) * shape.D;
+        out_width = shape.H * shape.D;
+        // Layers see all of the context or a window of it; each kind is cut once a step.
+        for (int64_t i = 0; i < shape.num_layers; ++i) {
+            size_t kind = 0;
+            while (kind < windows.size() && windows[kind] != m.layers[i].window) ++kind;
+            if (kind == windows.size()) windows.push_back(m.layers[i].window);
+        }
+        plans.resize(windows.size());
+        int64_t parts_floats = 0;
+        for (size_t kind = 0; kind < windows.size(); ++kind) {
+            attention.window = windows[kind];
+            plan_attention(attention, s.seq_lens, s.cu_query_lens, s.num_rows, num_threads, plans[kind]);
+            parts_floats = std::max(parts_floats, plans[kind].part_floats);
+        }
+        const int64_t T = s.num_tokens, rows = std::max(T, s.num_logits);
+        const int64_t widest = std::max({shape.width, out_width, shape.mlp});
+        float* at = call_scratch(T * (shape.width + qkv_width + out_width) + rows * 2 * widest + parts_floats + 64 * 6);
+        auto take = [&](int64_t floats) { return (at += (floats + 15) / 16 * 16) - (floats + 15) / 16 * 16; };
+        hidden = take(T * shape.width), qkv = take(T * qkv_width), mixed = take(T * out_width);
+        first = take(rows * widest), second = take(rows * widest), parts = take(parts_floats);
+    }
+
+    void run(Team& team) {
+        const int64_t T = step.num_tokens;
+        team.share(T, [&](int64_t t) { embed(t); });
+        for (int64_t i = 0; i < shape.num_layers; ++i) run_layer(team, i);
+        team.share(T, [&](int64_t t) { keep_feature(shape.num_layers, t); });
+        const Activations last(first, step.num_logits, shape.width);
+        team.share(step.num_logits, [&](int64_t i) {
+            norm_into(hidden + step.logits_indices[i] * shape.width, model.norm, model.eps, last, i);
+        });
+        linear_team(team, model.linear(model.head, nullptr, shape.V, shape.width), last, {Destination::FLOAT, step.logits});
+    }
+
+  private:
+    void run_layer(Team& team, int64_t index) {
+        const Layer& layer = model.layers[index];
+        const int64_t T = step.num_tokens;
+        const Activations x(first, T, shape.width), attended(first, T, out_width), gated(second, T, shape.mlp);
+        team.share(T, [&](int64_t t) {
+            keep_feature(index, t);
+            norm_into(hidden + t * shape.width, layer.input_norm, model.eps, x, t);
+        });
+        linear_team(team, model.linear(layer.qkv, layer.qkv_bias, qkv_width, shape.width), x, {Destination::FLOAT, qkv});
+        team.share(T, [&](int64_t t) { turn_and_keep(layer, index, t); });
+        attend(team, layer, index);
+        pack_team(team, mixed, FLOAT32, attended);
+        linear_team(team, model.linear(layer.out, layer.out_bias, shape.width, out_width), attended,
+                    {Destination::ADD, hidden});
+        team.share(T, [&](int64_t t) { norm_into(hidden + t * shape.width, layer.post_norm, model.eps, x, t); });
+        const int64_t gate_up_width = (shape.mlp + W - 1) / W * PANEL;
+        linear_team(team, model.linear(layer.gate_up, nullptr, gate_up_width, shape.width), x,
+                    {Destination::GATE, nullptr, &gated});
+        linear_team(team, model.linear(layer.down, nullptr, shape.width, shape.mlp), gated, {Destination::ADD, hidden});
+    }
+
+    void embed(int64_t t) {
+        float* to = hidden + t * shape.width;
+        if (step.inputs)
+            std::memcpy(to, step.inputs + t * shape.width, shape.width * sizeof(float));
+        else if (!model.embedding)
+            unpack_row(model.linear(model.head, nullptr, shape.V, shape.width), step.token_ids[t], to);
+        else
+            for (int64_t d = 0, at = step.token_ids[t] * shape.width; d < shape.width; ++d)
+                to[d] = shape.weight_dtype == BFLOAT16 ? to_float(((const bf16*)model.embedding)[at + d])
+                                                       : ((const float*)model.embedding)[at + d];
+    }
+
+    void keep_feature(int64_t layer, int64_t t) {
+        for (int64_t f = 0; f < step.num_features; ++f)
+            if (step.feature_layers[f] == layer)
+                std::memcpy(step.features + (f * step.num_tokens + t) * shape.width, hidden + t * shape.width,
+                            shape.width * sizeof(float));
+    }
+
+    // Norms of heads where the model has them, rotation, and this token's place in the cache.
+    void turn_and_keep(const Layer& layer, int64_t index, int64_t t) {
+        float* q = qkv + t * qkv_width;
+        float *k = q + out_width, *v = k + shape.G * shape.D;
+        const int64_t at = step.positions[t] * shape.rotary_width;
+        for (int64_t h = 0; h < shape.H + shape.G; ++h) {
+            float* head = q + h * shape.D;
+            if (layer.q_norm) norm_head(head, h < shape.H ? layer.q_norm : layer.k_norm, model.eps, shape.D);
+            rotate_head(head, model.cos + at, model.sin + at, shape.rotary_width);
+        }
+        if (step.slots[t] < 0) return;
+        auto keep_row = shape.cache_dtype == BFLOAT16 ? keep<bf16> : keep<float>;
+        keep_row(k, shape.G * shape.D, model.caches[2 * index], step.slots[t]);
+        keep_row(v, shape.G * shape.D, model.caches[2 * index + 1], step.slots[t]);
+    }
+
+    void attend(Team& team, const Layer& layer, int64_t index) {
+        const size_t kind = std::find(windows.begin(), windows.end(), layer.window) - windows.begin();
+        AttentionShape of_layer = attention;
+        of_layer.window = layer.window;
+        of_layer.q_stride = qkv_width;
+        attention_team(team, of_layer, plans[kind], qkv, model.caches[2 * index], model.caches[2 * index + 1],
+                       step.block_tables, nullptr, mixed, parts);
+    }
+
+    const Model& model;
+    const Step& step;
+    const Shape& shape;
+    AttentionShape attention;
+    std::vector<int64_t> windows;
+    std::vector<AttentionPlan> plans;  // one a window
+    int64_t qkv_width, out_width;
+    float *hidden, *qkv, *mixed, *first, *second, *parts;
+};
+
+bool is_out_of_range(const Shape& shape, const Step& step) {
+    auto any = [](const int64_t* values, int64_t count, int64_t limit) {
+        return std::any_of(values, values + count, [=](int64_t value) { return value < 0 || value >= limit; });
+    };
+    return (!step.inputs && any(step.token_ids, step.num_tokens, shape.V)) ||
+           any(step.positions, step.num_tokens, shape.num_positions) ||
+           any(step.logits_indices, step.num_logits, step.num_tokens);
+}
+
+}  // namespace
+
+extern "C" int64_t specdec_llama_forward(const void* shape, const void* layers, const float* norm, const float* cos,
+                                         const float* sin, const void* embedding, const void* head,
+                                         void* const* caches,
+                                         const void* step, float eps, float scale, int64_t num_threads) {
+    const Model model{*(const Shape*)shape, (const Layer*)layers, norm, cos, sin, embedding, head, caches, eps, scale};
+    const Shape& s = model.shape;
+    const int64_t layer_weights = s.width * ((2 * s.H + 2 * s.G) * s.D + 3 * s.mlp);
+    const Step& now = *(const Step*)step;
+    if (is_out_of_range(s, now)) return 1;
+    // A weight is worth four multiplications to read, and the many barriers of a step want more work than one does.
+    num_threads = worthwhile_threads(s.num_layers * layer_weights * (now.num_tokens + 3) / 16, num_threads);
+    Forward forward(model, now, num_threads);
+    Team::run(num_threads, [&](Team& team) { forward.run(team); });
+    return 0;
+}

@@ -1,0 +1,105 @@
+"""The command line: flags to an engine, an app and a server that ends properly.
+
+It knows the order of start and stop; every decision behind the flags is made elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from specdec import __version__
+from specdec.assembly import build
+from specdec.async_engine import AsyncEngine
+from specdec.errors import SpecdecError
+from specdec.server.app import create_app
+from specdec.server.flags import model_name, parse_config, parse_flags, parse_options
+from specdec.server.options import ServerOptions
+from specdec.server.serving import Serving
+
+logger = logging.getLogger("specdec.server")
+
+
+class DrainingServer(uvicorn.Server):
+    """A server whose first signal lets running requests end, and whose second does not.
+
+    uvicorn alone would stop listening at once; here new requests hear 503 while the others end.
+    """
+
+    def __init__(self, config: uvicorn.Config, serving: Serving, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._serving = serving
+        self._drain_seconds = drain_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the sockets, and say so."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        for server in getattr(self, "servers", ()):
+            for listening in server.sockets:
+                host, port = listening.getsockname()[:2]
+                logger.info("ready: http://%s:%d/v1 (the page is at /, metrics at /metrics)", host, port)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain on the first signal, stop on the second; the exit code is 0 either way."""
+        if self._loop is None or self._serving.admission.is_draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._serving.admission.is_draining = True
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        self._drain = asyncio.get_running_loop().create_task(self._drain_then_stop())
+
+    async def _drain_then_stop(self) -> None:
+        engine = self._serving.engine
+        logger.info("told to stop: %d requests may end within %g s", engine.num_unfinished, self._drain_seconds)
+        try:
+            await asyncio.wait_for(engine.wait_until_idle(), self._drain_seconds)
+        except asyncio.TimeoutError:
+            logger.warning("%d requests are cut off: their time is over", engine.num_unfinished)
+            engine.close()
+        self.should_exit = True
+
+
+def make_server(app: FastAPI, options: ServerOptions, host: str, port: int) -> DrainingServer:
+    """The server of an app made by `create_app`."""
+    config = uvicorn.Config(
+        app, host=host, port=port, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=2
+    )
+    return DrainingServer(config, app.state.serving, options.drain_timeout_seconds)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Start the server and stay until it is told to stop."""
+    args = parse_flags(argv, os.environ)
+    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        options = parse_options(args)
+        engine = build(parse_config(args))
+    except SpecdecError as error:
+        raise SystemExit(f"specdec-serve: {error}") from error
+    name = model_name(args)
+    _summarise(name, args.draft, options)
+    make_server(create_app(AsyncEngine(engine), name, options), options, args.host, args.port).run()
+
+
+def _summarise(name: str, draft: str, options: ServerOptions) -> None:
+    logger.info("specdec %s serves %r with draft %r", __version__, name, draft)
+    logger.info(
+        "API keys: %s; at most %d requests wait; %s",
+        len(options.api_keys) or "none, the door is open",
+        options.max_waiting,
+        f"a request may take {options.request_timeout_seconds:g} s"
+        if options.request_timeout_seconds
+        else "no time limit for a request",
+    )

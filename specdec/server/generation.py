@@ -1,0 +1,214 @@
+"""One HTTP request's generation: its choices, their text as it grows, and the counts for `usage`.
+
+It knows tokens, text and streams of gains; it knows neither JSON nor which endpoint asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from specdec.async_engine import AsyncEngine, Gain, GainStream
+from specdec.errors import InvalidRequestError, RequestFailedError, SpecdecError
+from specdec.metrics import Metrics
+from specdec.request import FinishReason, Request, RequestStats
+from specdec.sampling_params import SamplingParams
+from specdec.tokenizer import OutputText, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token and the text that it made certain.
+
+    source   "draft" (accepted), "recovered" (the target's word where a draft was refused), "bonus"
+             (the target's word behind an accepted run) or "plain" (nothing was drafted)
+    """
+
+    token_id: int
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one choice gained in one step."""
+
+    index: int
+    pieces: tuple[Piece, ...]
+    finish_reason: str | None
+
+    @property
+    def text(self) -> str:
+        """The new text, stop strings cut out."""
+        return "".join(piece.text for piece in self.pieces)
+
+
+def sources(gain: Gain) -> list[str]:
+    """Where each token of a gain came from.
+
+    >>> sources(Gain(0, (5, 6, 7), 4, 2, None, None))
+    ['draft', 'draft', 'recovered']
+    """
+    own = "plain" if not gain.num_drafted else "bonus" if gain.num_accepted == gain.num_drafted else "recovered"
+    return ["draft" if i < gain.num_accepted else own for i in range(len(gain.token_ids))]
+
+
+class Choice:
+    """One choice while it runs: its request and the reader's own copy of its text."""
+
+    def __init__(self, index: int, request: Request, text: OutputText | None) -> None:
+        self.index = index
+        self.request = request
+        self.last_at: float | None = None
+        self._text = text
+
+    def take(self, gain: Gain) -> Delta:
+        """Turn a gain into text."""
+        is_last = gain.finish_reason is not None
+        ends = [False] * (len(gain.token_ids) - 1) + [is_last]
+        pieces = [
+            Piece(token_id, self._push(token_id, end), source)
+            for token_id, source, end in zip(gain.token_ids, sources(gain), ends)
+        ]
+        return Delta(self.index, tuple(pieces), gain.finish_reason.value if gain.finish_reason else None)
+
+    def _push(self, token_id: int, is_last: bool) -> str:
+        if self._text is None:
+            return ""
+        self._text.push(token_id)
+        if is_last:
+            self._text.finish()
+        return self._text.take(is_last=is_last)
+
+
+class Generation:
+    """All choices of one HTTP request; iterate to get their deltas, close to abort.
+
+    choices are ordered by prompt, then by n: index = prompt * n + j.
+    arrived_at   when the HTTP request came in, on time.monotonic()
+    on_end       called once, when the generation is over, however it ends
+    """
+
+    def __init__(
+        self,
+        choices: Sequence[Choice],
+        stream: GainStream,
+        metrics: Metrics,
+        *,
+        arrived_at: float,
+        on_end: Callable[[Generation], None] = lambda generation: None,
+    ) -> None:
+        self.choices = tuple(choices)
+        self.num_output_tokens = 0
+        self.arrived_at = arrived_at
+        self.first_token_at: float | None = None
+        self.reasons: dict[int, str] = {}
+        self._stream = stream
+        self._metrics = metrics
+        self._on_end = on_end
+        self._is_over = False
+
+    @property
+    def was_cut(self) -> bool:
+        """True when the stream was closed before its end."""
+        return self._stream.is_closed and self._stream.num_unfinished > 0
+
+    @property
+    def stats(self) -> RequestStats:
+        """What speculation did, summed over the choices; whole once all are finished."""
+        total = RequestStats()
+        for choice in self.choices:
+            total.add(choice.request.stats)
+        return total
+
+    @property
+    def _firsts(self) -> list[Request]:
+        """One request a prompt."""
+        return [choice.request for choice in self.choices[:: self.choices[0].request.params.n]]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompts, counted once a prompt."""
+        return sum(request.num_prompt_tokens for request in self._firsts)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache spared, counted once a prompt."""
+        return sum(request.stats.num_cached_tokens for request in self._firsts)
+
+    def summary(self) -> dict[str, Any]:
+        """Numbers for the log; no text."""
+        stats, first = self.stats, self.first_token_at
+        return {
+            "choices": len(self.choices),
+            "prompt_tokens": self.num_prompt_tokens,
+            "output_tokens": self.num_output_tokens,
+            "finish_reasons": [self.reasons[index] for index in sorted(self.reasons)],
+            "first_token_seconds": round(first - self.arrived_at, 4) if first is not None else None,
+            "mean_acceptance_length": round(stats.mean_acceptance_length, 3),
+            "draft_acceptance_rate": round(stats.acceptance_rate, 3),
+        }
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        async for gain in self._stream:
+            self._count(gain)
+            if gain.finish_reason is FinishReason.ERROR:
+                self.close()
+                raise RequestFailedError(gain.error or "the request failed")
+            yield self.choices[gain.index].take(gain)
+
+    def _count(self, gain: Gain) -> None:
+        choice = self.choices[gain.index]
+        self.num_output_tokens += len(gain.token_ids)
+        if choice.last_at is None:
+            self._metrics.count_first_token(gain.joined_at - self.arrived_at, gain.at - self.arrived_at)
+            self.first_token_at = self.first_token_at or gain.at
+        else:
+            self._metrics.count_gap(gain.at - choice.last_at)
+        choice.last_at = gain.at
+        if gain.finish_reason is not None:
+            self.reasons[gain.index] = gain.finish_reason.value
+            self._metrics.count_end(gain.finish_reason.value, gain.at - self.arrived_at)
+
+    def cut(self, error: SpecdecError) -> None:
+        """End now; the reader gets the error."""
+        self._stream.close(error)
+
+    def close(self) -> None:
+        """Abort what is unfinished; harmless afterwards."""
+        self._stream.close()
+        if self._is_over:
+            return
+        self._is_over = True
+        for choice in self.choices:
+            if choice.index not in self.reasons:
+                self.reasons[choice.index] = FinishReason.ABORT.value
+                self._metrics.count_end(FinishReason.ABORT.value, time.monotonic() - self.arrived_at)
+        self._on_end(self)
+
+
+def make_choices(
+    engine: AsyncEngine,
+    tokenizer: Tokenizer | None,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    cache_salt: str | None = None,
+) -> list[Choice]:
+    """Check every prompt and make its choices; nothing is queued yet."""
+    if params.stop_strings and tokenizer is None:
+        raise InvalidRequestError("stop needs text, and the target has no tokenizer; use stop_token_ids", param="stop")
+
+    def make_text() -> OutputText | None:
+        if tokenizer is None:
+            return None
+        return OutputText(tokenizer, params.stop_strings, skip_special_tokens=params.skip_special_tokens)
+
+    matcher = cast("Callable[[], OutputText]", make_text) if params.stop_strings else None
+    requests = [
+        request
+        for prompt in prompts
+        for request in engine.make_requests(prompt, params, matcher, cache_salt=cache_salt)
+    ]
+    return [Choice(index, request, make_text()) for index, request in enumerate(requests)]

@@ -1,0 +1,45 @@
+"""Server options: what the operator decides about the surface, apart from models and cache.
+
+It knows defaults and limits of the server; the engine has its own configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from specdec.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """How the server treats its clients.
+
+    api_keys                  any of these opens the door; empty: the door is open
+    cors_origins              pages of these origins may call; empty: none
+    max_body_bytes            larger bodies are refused with 413
+    max_waiting               choices that may wait beside the running ones; more are refused with 429
+    request_timeout_seconds   longest life of a request; 0: no limit
+    drain_timeout_seconds     how long running requests may go on once the server is told to stop
+    keep_alive_seconds        silence in a stream after which a comment is sent
+    """
+
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 16 * 2**20
+    max_waiting: int = 1024
+    request_timeout_seconds: float = 0.0
+    drain_timeout_seconds: float = 30.0
+    keep_alive_seconds: float = 15.0
+
+    def __post_init__(self) -> None:
+        for name in ("api_keys", "cors_origins"):
+            if any(not value or not value.isascii() for value in getattr(self, name)):
+                raise InvalidRequestError(f"{name} holds an empty or non-ASCII value; leave it out", param=name)
+        for name in ("max_body_bytes", "max_waiting"):
+            if getattr(self, name) < 1:
+                raise InvalidRequestError(f"{name} is {getattr(self, name)}; it must be at least 1", param=name)
+        for name in ("request_timeout_seconds", "drain_timeout_seconds", "keep_alive_seconds"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidRequestError(f"{name} is {value}; it must be a number of seconds, 0 or more", param=name)

@@ -1,0 +1,301 @@
+"""OpenAI's request shapes: which fields a body may hold, and the SamplingParams they mean.
+
+It knows names, types and what is not supported; ranges are SamplingParams' business, tokens and
+models nobody's here. A known field with a wrong value is refused by name; an unknown one is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
+
+from specdec.errors import InvalidRequestError
+from specdec.sampling_params import SamplingParams
+
+B = TypeVar("B", bound=BaseModel)
+
+_TEXT = {"type": "string"}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, _IDS, {"type": "array", "items": _IDS}]}
+_STOP = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, {"type": "null"}]}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": _TEXT},
+    "required": ["type", "text"],
+}
+_MESSAGE = {
+    "type": "object",
+    "properties": {"role": _TEXT, "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]}},
+    "required": ["role", "content"],
+}
+
+Prompt = Annotated[Any, WithJsonSchema(_PROMPT)]
+Stop = Annotated[Any, WithJsonSchema(_STOP)]
+Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1})]
+
+
+class StreamOptions(BaseModel):
+    """What else a stream shall carry."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Speculative(BaseModel):
+    """One request's own say over speculation."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    enabled: bool | None = None
+    num_speculative_tokens: int | None = None
+
+
+class GenerationBody(BaseModel):
+    """The fields both endpoints share; null means the default everywhere, as in OpenAI's API."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    # Fields that ask for what is not built: only the values named here (and null) are taken.
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: Stop = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: Any = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculative: Speculative | None = None
+    return_speculative_metrics: bool | None = None
+    return_token_ids: bool | None = None
+    return_token_sources: bool | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        """True where a stream shall end with a usage chunk."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        """Names in the body that mean nothing here."""
+        return sorted(self.model_extra or {})
+
+    def sampling_params(self) -> SamplingParams:
+        """What the body asks of the sampler; raises InvalidRequestError naming the field."""
+        self._refuse_unsupported()
+        names = SamplingParams.__dataclass_fields__
+        given = {
+            name: value
+            for name in type(self).model_fields
+            if name in names and name not in self.own_meaning and (value := getattr(self, name)) is not None
+        }
+        if self.logit_bias:
+            given["logit_bias"] = _token_keys(self.logit_bias)
+        if self.speculative is not None:
+            given["speculative"] = self.speculative.model_dump(exclude_none=True)
+        return SamplingParams(**{**given, **self.special_params()})
+
+    # Fields that are called like a sampling parameter but do not mean it as they stand.
+    own_meaning: ClassVar[frozenset[str]] = frozenset({"speculative", "logit_bias"})
+
+    def special_params(self) -> dict[str, Any]:
+        """Sampling parameters whose field differs between the endpoints."""
+        raise NotImplementedError
+
+    def _refuse_unsupported(self) -> None:
+        for name, allowed in self.neutral.items():
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                raise InvalidRequestError(f"{name} is {_short(value)}; {name} is not supported yet", param=name)
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options is given; it needs stream=true", param="stream_options")
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "echo": (False,),
+        "suffix": ("",),
+        "response_format": ({"type": "text"},),
+        "prompt_logprobs": (),
+    }
+    own_meaning: ClassVar[frozenset[str]] = GenerationBody.own_meaning | {"prompt_logprobs"}
+
+    prompt: Prompt
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    response_format: Any = None
+
+    def special_params(self) -> dict[str, Any]:
+        """Completions stop after 16 tokens unless told otherwise."""
+        if self.best_of is not None and self.best_of != (1 if self.n is None else self.n):
+            raise InvalidRequestError(
+                f"best_of is {self.best_of}; only best_of equal to n is supported", param="best_of"
+            )
+        return {}
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "response_format": ({"type": "text"},),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "audio": (),
+    }
+    own_meaning: ClassVar[frozenset[str]] = GenerationBody.own_meaning | {"logprobs", "max_tokens"}
+
+    messages: Messages
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    response_format: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+
+    def special_params(self) -> dict[str, Any]:
+        """A chat answer may be as long as fits; the newer of the two names of its limit wins."""
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return {"max_tokens": limit}
+
+
+def read_body(kind: type[B], values: Mapping[str, Any]) -> B:
+    """Check names and types; the first thing wrong is the error."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and part in _NAMES)
+        param = name or str(first["loc"][0])
+        if first["type"] == "missing":
+            raise InvalidRequestError(f"{param} is missing; the request needs it", param=param) from None
+        rule = first["msg"][:1].lower() + first["msg"][1:]
+        raise InvalidRequestError(f"{param} is wrong at {_short(first['input'])}: {rule}", param=param) from None
+
+
+_NAMES = {name for kind in (CompletionBody, ChatBody, StreamOptions, Speculative) for name in kind.model_fields}
+
+
+def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """What the OpenAPI document says of a route's body; references are written out."""
+    schema = kind.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolve(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return resolve(definitions[node["$ref"].rpartition("/")[2]])
+        return {key: resolve(value) for key, value in node.items()}
+
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": resolve(schema)}}}}
+
+
+def read_prompts(value: object) -> list[str] | list[list[int]]:
+    """The prompts of a completion: one text, texts, ids, or lists of ids."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(isinstance(item, str) for item in value):
+            return value
+        if all(isinstance(item, list) for item in value):
+            return value
+        if not any(isinstance(item, (str, list, dict)) for item in value):
+            return [value]  # ids; the engine's door checks each
+    raise InvalidRequestError(
+        f"prompt is {_short(value)}; it must be a text, a list of texts, a list of token ids or a list of such lists, "
+        "and hold at least one",
+        param="prompt",
+    )
+
+
+def read_messages(value: object) -> list[dict[str, Any]]:
+    """The messages of a chat, with text parts joined into one text."""
+    if not isinstance(value, list) or not value:
+        raise InvalidRequestError(
+            f"messages is {_short(value)}; it must be a list with a message in it", param="messages"
+        )
+    return [_message(f"messages[{i}]", message) for i, message in enumerate(value)]
+
+
+def _message(where: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise InvalidRequestError(f"{where} is {_short(message)}; it must be an object", param="messages")
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequestError(f"{where}.role is {_short(role)}; it must be a role's name", param="messages")
+    if message.get("tool_calls") or message.get("function_call"):
+        raise InvalidRequestError(f"{where} holds tool calls; tools are not supported yet", param="messages")
+    return {"role": "system" if role == "developer" else role, "content": _content(where, message.get("content"))}
+
+
+def _content(where: str, content: object) -> str:
+    """Text parts are one text, joined without anything between them."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequestError(
+            f"{where}.content is {_short(content)}; it must be a text or a list of text parts", param="messages"
+        )
+    texts = []
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise InvalidRequestError(
+                f"{where}.content holds a part of type {_short(kind)}; only text parts are supported", param="messages"
+            )
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequestError(f"{where}.content holds a text part without a text", param="messages")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _token_keys(bias: Mapping[str, float]) -> dict[int, float]:
+    try:
+        return {int(token_id): value for token_id, value in bias.items()}
+    except ValueError:
+        raise InvalidRequestError(
+            f"logit_bias is {_short(bias)}; its keys must be token ids", param="logit_bias"
+        ) from None
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,186 @@
+"""OpenAI's reply shapes: a generation's deltas as whole replies or stream chunks of either endpoint.
+
+It knows the names of fields in replies; it knows no sockets and no requests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from specdec.request import RequestStats
+from specdec.server.generation import Delta, Generation, Piece
+
+Json = dict[str, Any]
+
+
+class Shape(Protocol):
+    """What differs between the endpoints."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
+        """A finished choice."""
+        ...
+
+    def opening(self, index: int) -> Json | None:
+        """The choice of a first chunk that says who speaks; None where nobody does."""
+        ...
+
+    def chunk_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
+        """A choice of a chunk."""
+        ...
+
+
+class CompletionShape:
+    """/v1/completions."""
+
+    id_prefix = "cmpl-"
+    whole_object = chunk_object = "text_completion"
+
+    def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
+        """A finished choice."""
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+    def opening(self, index: int) -> Json | None:
+        """Completions have no roles."""
+        return None
+
+    def chunk_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
+        """A choice of a chunk."""
+        return self.whole_choice(index, text, finish_reason)
+
+
+class ChatShape:
+    """/v1/chat/completions."""
+
+    id_prefix = "chatcmpl-"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
+        """A finished choice."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
+
+    def opening(self, index: int) -> Json | None:
+        """The role comes once, before any text."""
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def chunk_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
+        """A choice of a chunk; the one that ends carries no text."""
+        delta = {"content": text} if finish_reason is None else {}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+class Replies:
+    """Writes the replies of one HTTP request."""
+
+    def __init__(self, shape: Shape, model: str, *, token_ids: bool, token_sources: bool, spec_metrics: bool) -> None:
+        self.id = f"{shape.id_prefix}{uuid.uuid4().hex}"
+        self._shape = shape
+        self._model = model
+        self._token_ids = token_ids
+        self._token_sources = token_sources
+        self._spec_metrics = spec_metrics
+        self._created = int(time.time())
+
+    def _head(self, kind: str) -> Json:
+        return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
+
+    # ------------------------------------------------------------------ whole
+
+    def whole(self, generation: Generation, deltas: Iterable[Delta]) -> Json:
+        """The reply that is not streamed; choices in the order of prompts."""
+        pieces: list[list[Piece]] = [[] for _ in generation.choices]
+        reasons: list[str | None] = [None] * len(pieces)
+        for delta in deltas:
+            pieces[delta.index] += delta.pieces
+            reasons[delta.index] = delta.finish_reason
+        reply = self._head(self._shape.whole_object)
+        reply["choices"] = [
+            self._shape.whole_choice(i, "".join(piece.text for piece in own), reasons[i]) | self._extras(own)
+            for i, own in enumerate(pieces)
+        ]
+        reply["usage"] = usage(generation)
+        return reply | self.metrics(generation)
+
+    def _extras(self, pieces: Iterable[Piece]) -> Json:
+        extras: Json = {}
+        if self._token_ids:
+            extras["token_ids"] = [piece.token_id for piece in pieces]
+        if self._token_sources:
+            extras["tokens"] = [{"text": piece.text, "source": piece.source} for piece in pieces]
+        return extras
+
+    def metrics(self, generation: Generation) -> Json:
+        """What speculation did for this request, where the request asks."""
+        if not self._spec_metrics:
+            return {}
+        return {"metrics": {"speculative_decoding": speculative_metrics(generation.stats)}}
+
+    # ------------------------------------------------------------------ chunks
+
+    def openings(self, num_choices: int) -> list[Json]:
+        """The chunks before any text."""
+        choices = (self._shape.opening(index) for index in range(num_choices))
+        return [self._chunk(choice) for choice in choices if choice is not None]
+
+    def chunks(self, delta: Delta) -> list[Json]:
+        """The chunks of one step of one choice: its text, then its end, if it ends."""
+        made = []
+        text, extras = delta.text, self._extras(delta.pieces)
+        if text or any(extras.values()):
+            made.append(self._chunk(self._shape.chunk_choice(delta.index, text, None) | extras))
+        if delta.finish_reason is not None:
+            made.append(self._chunk(self._shape.chunk_choice(delta.index, "", delta.finish_reason)))
+        return made
+
+    def closing(self, generation: Generation, *, with_usage: bool) -> list[Json]:
+        """The chunk behind all choices: usage and metrics, each only where asked for."""
+        closing = self._chunk(None) | self.metrics(generation)
+        if with_usage:
+            closing["usage"] = usage(generation)
+        return [closing] if with_usage or self._spec_metrics else []
+
+    def _chunk(self, choice: Json | None) -> Json:
+        return self._head(self._shape.chunk_object) | {"choices": [] if choice is None else [choice]}
+
+
+def usage(generation: Generation) -> Json:
+    """Tokens read and written; a prompt counts once however many choices it has."""
+    prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+    }
+
+
+def speculative_metrics(stats: RequestStats) -> Json:
+    """The per-request counts in the shape that load testers parse.
+
+    acceptance_histogram[j] is the number of steps with drafts of which exactly j were accepted:
+    "more than j - 1" less "more than j", both of which are counted.
+
+    >>> stats = RequestStats()
+    >>> stats.record(num_drafted=2, num_accepted=1, num_emitted=2)
+    >>> speculative_metrics(stats)["acceptance_histogram"]
+    [0, 1, 0]
+    """
+    at_least = [stats.num_drafts, *stats.accepted_per_pos, 0]
+    return {
+        "mean_acceptance_length": stats.mean_acceptance_length,
+        "draft_acceptance_rate": stats.acceptance_rate,
+        "acceptance_histogram": [more - most for more, most in itertools.pairwise(at_least)],
+        "num_spec_steps": stats.num_drafts,
+        "num_accepted_draft_tokens": stats.num_accepted_tokens,
+        "num_draft_tokens": stats.num_draft_tokens,
+    }

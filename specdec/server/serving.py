@@ -1,0 +1,171 @@
+"""Serving: from a body to an answer, for both endpoints.
+
+It connects the shapes of requests, the generation and the shapes of replies; it knows no routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from specdec.async_engine import AsyncEngine
+from specdec.errors import InvalidRequestError
+from specdec.metrics import Metrics
+from specdec.server.admission import Admission
+from specdec.server.body import parse_object
+from specdec.server.errors import HTTPError, as_http_error, error_body
+from specdec.server.generation import Choice, Generation, make_choices
+from specdec.server.options import ServerOptions
+from specdec.server.protocol import ChatBody, CompletionBody, GenerationBody, read_body, read_messages, read_prompts
+from specdec.server.replies import ChatShape, CompletionShape, Replies, Shape
+from specdec.server.streaming import DONE, EventStream, event, watch_client
+from specdec.tokenizer import Tokenizer
+
+logger = logging.getLogger("specdec.server")
+
+ENCODE_INLINE_CHARS = 2000
+"""Longer texts are encoded on a helper thread, so that the event loop goes on."""
+
+MAX_LOGGED_FIELDS = 1000
+"""Unknown field names said in the log; beyond them the log would be the client's."""
+
+
+class Serving:
+    """One served model: its engine, its tokenizer, its name and who may use it now."""
+
+    def __init__(self, engine: AsyncEngine, name: str, options: ServerOptions) -> None:
+        self.engine = engine
+        self.name = name
+        self.options = options
+        self.admission = Admission(engine, options.max_waiting)
+        self.metrics = Metrics(engine.engine)
+        inner = engine.engine.target.model.tokenizer
+        self.tokenizer = Tokenizer(inner) if inner is not None else None
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="specdec-encode")
+        self._logged_fields: set[str] = set()
+
+    # ------------------------------------------------------------------ endpoints
+
+    async def complete(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        arrived_at = time.monotonic()
+        body = read_body(CompletionBody, parse_object(await request.body()))
+        self._check(body)
+        params = body.sampling_params()
+        prompts = [await self.encode(prompt) for prompt in read_prompts(body.prompt)]
+        choices = make_choices(self.engine, self.tokenizer, prompts, params, body.cache_salt)
+        return await self._answer(request, body, self._start(request, choices, arrived_at), CompletionShape())
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        arrived_at = time.monotonic()
+        body = read_body(ChatBody, parse_object(await request.body()))
+        self._check(body)
+        params = body.sampling_params()
+        prompt = await self.encode_chat(read_messages(body.messages))
+        try:
+            choices = make_choices(self.engine, self.tokenizer, [prompt], params, body.cache_salt)
+        except InvalidRequestError as error:
+            error.param = "messages" if error.param == "prompt" else error.param
+            raise
+        return await self._answer(request, body, self._start(request, choices, arrived_at), ChatShape())
+
+    # ------------------------------------------------------------------ the way in
+
+    def _check(self, body: GenerationBody) -> None:
+        self.admission.check_open()
+        self.check_model(body.model)
+        for name in body.unknown_fields:
+            if name not in self._logged_fields and len(self._logged_fields) < MAX_LOGGED_FIELDS:
+                self._logged_fields.add(name)
+                logger.warning("the request field %r is unknown and ignored (said once a name)", name[:100])
+
+    def check_model(self, name: str | None) -> None:
+        """Raise 404 for a model that is not served here; no name means the one that is."""
+        if name is not None and name != self.name:
+            message = f"model {name[:100]!r} is not served here; {self.name!r} is"
+            raise HTTPError(404, message, param="model", code="model_not_found")
+
+    def _start(self, request: Request, choices: Sequence[Choice], arrived_at: float) -> Generation:
+        self.admission.check_room(len(choices))
+        stream = self.engine.submit([choice.request for choice in choices])
+        summary = request.state.summary
+        seconds = self.options.request_timeout_seconds
+        error = HTTPError(504, f"the request took longer than {seconds:g} s, the limit of this server", code="timeout")
+        timer = asyncio.get_running_loop().call_later(seconds, stream.close, error) if seconds else None
+
+        def on_end(generation: Generation) -> None:
+            if timer is not None:
+                timer.cancel()
+            summary.update(generation.summary())
+
+        return Generation(choices, stream, self.metrics, arrived_at=arrived_at, on_end=on_end)
+
+    async def encode(self, prompt: str | list[int], *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt; ids pass as they are."""
+        if not isinstance(prompt, str):
+            return prompt
+        if self.tokenizer is None:
+            raise InvalidRequestError(
+                "prompt is a text, and the target has no tokenizer; send token ids", param="prompt"
+            )
+        encode = functools.partial(self.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
+        if len(prompt) <= ENCODE_INLINE_CHARS:
+            return encode()
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, encode)
+
+    async def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+        """Token ids of a conversation."""
+        if self.tokenizer is None:
+            raise InvalidRequestError("the target has no tokenizer; use completions with token ids", param="messages")
+        if sum(len(message["content"]) for message in messages) <= ENCODE_INLINE_CHARS:
+            return self.tokenizer.encode_chat(messages)
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, self.tokenizer.encode_chat, messages)
+
+    # ------------------------------------------------------------------ the way out
+
+    async def _answer(self, request: Request, body: GenerationBody, running: Generation, shape: Shape) -> Response:
+        replies = Replies(
+            shape,
+            self.name,
+            token_ids=bool(body.return_token_ids),
+            token_sources=bool(body.return_token_sources),
+            spec_metrics=bool(body.return_speculative_metrics),
+        )
+        if body.stream:
+            events = self._events(running, replies, with_usage=body.includes_usage)
+            return EventStream(events, running.close, keep_alive_seconds=self.options.keep_alive_seconds)
+        watch = asyncio.create_task(watch_client(request.receive, running.close))
+        try:
+            deltas = [delta async for delta in running]
+            if running.was_cut:
+                return Response(status_code=499)  # nobody is there to read it
+            return JSONResponse(replies.whole(running, deltas))
+        finally:
+            running.close()
+            watch.cancel()
+
+    async def _events(self, running: Generation, replies: Replies, *, with_usage: bool) -> AsyncIterator[bytes]:
+        for opening in replies.openings(len(running.choices)):
+            yield event(opening)
+        try:
+            async for delta in running:
+                for chunk in replies.chunks(delta):
+                    yield event(chunk)
+        except Exception as error:
+            fault = as_http_error(error)
+            if fault.status >= 500:
+                logger.error("a stream ended with an error: %s", error)
+            yield event(error_body(fault))
+        else:
+            for chunk in replies.closing(running, with_usage=with_usage):
+                yield event(chunk)
+        yield DONE

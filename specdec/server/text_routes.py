@@ -1,0 +1,76 @@
+"""/tokenize and /detokenize: the served tokenizer for clients who count tokens.
+
+It knows text and ids; nothing is generated here.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict
+
+from specdec.errors import InvalidRequestError
+from specdec.server.body import parse_object
+from specdec.server.protocol import Messages, body_schema, read_body, read_messages
+from specdec.server.serving import Serving
+
+
+class TokenizeBody(BaseModel):
+    """POST /tokenize: a text, or a conversation as the chat endpoint would see it."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(BaseModel):
+    """POST /detokenize."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def add_text_routes(app: FastAPI, serving: Serving) -> None:
+    """Both routes."""
+
+    @app.post("/tokenize", openapi_extra=body_schema(TokenizeBody))
+    async def tokenize(request: Request) -> Response:
+        body = read_body(TokenizeBody, parse_object(await request.body()))
+        serving.check_model(body.model)
+        token_ids = await _encode(serving, body)
+        reply = {"count": len(token_ids), "max_model_len": serving.engine.engine.max_model_len, "tokens": token_ids}
+        if body.return_token_strs and serving.tokenizer is not None:
+            reply["token_strs"] = [_decode(serving, [token_id]) for token_id in token_ids]
+        return JSONResponse(reply)
+
+    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
+    async def detokenize(request: Request) -> Response:
+        body = read_body(DetokenizeBody, parse_object(await request.body()))
+        serving.check_model(body.model)
+        vocab_size = serving.engine.engine.target.model.vocab_size
+        for token_id in body.tokens:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(
+                    f"tokens holds {token_id}; token ids are from 0 to {vocab_size - 1}", param="tokens"
+                )
+        return JSONResponse({"prompt": _decode(serving, body.tokens)})
+
+
+async def _encode(serving: Serving, body: TokenizeBody) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("give either prompt or messages", param="prompt")
+    if body.prompt is None:
+        return await serving.encode_chat(read_messages(body.messages))
+    return await serving.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+
+
+def _decode(serving: Serving, token_ids: list[int]) -> str:
+    if serving.tokenizer is None:
+        raise InvalidRequestError("the target has no tokenizer, so ids have no text here", param="tokens")
+    return serving.tokenizer.decode(token_ids, skip_special_tokens=False)

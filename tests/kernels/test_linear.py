@@ -1,0 +1,83 @@
+"""Packed linear layers: right at every shape, and the same bits for a token in any company."""
+
+import pytest
+import torch
+from kernel_oracles import assert_as_good_as, assert_rows_do_not_notice_each_other, needs_native
+from torch.nn import functional as F
+
+from specdec.kernels import native
+from specdec.kernels.linear import linear, pack, reference
+
+SHAPES = [(1, 1), (32, 16), (33, 17), (31, 300), (96, 257), (160, 576)]  # N, K
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def make(N: int, K: int, dtype: torch.dtype, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(N * 1000 + K)
+    return tuple(torch.randn(s, generator=generator).to(dtype) for s in [(N, K), (N,), (num_tokens, K)])  # type: ignore
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linear_is_as_good_as_pytorch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    for num_tokens in (1, 2, 7, 12, 13, 33, 100):
+        weight, bias, x = make(*shape, dtype, num_tokens)
+        for b in (bias, None):
+            oracle = F.linear(x.double(), weight.double(), None if b is None else b.double())
+            assert_as_good_as(linear(x, pack(weight, b)), F.linear(x, weight, b), oracle, floor=1e-5)
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(33, 17), (160, 576)])
+def test_a_token_has_the_same_bits_in_any_company(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    weight, bias, x = make(*shape, dtype, 40)
+    packed = pack(weight, bias)
+    assert_rows_do_not_notice_each_other(lambda rows: linear(rows, packed), x)
+    _, _, many = make(*shape, dtype, 300)
+    assert torch.equal(linear(many, packed)[:40], linear(many[:40], packed))
+
+
+@needs_native
+def test_bits_do_not_depend_on_threads() -> None:
+    weight, bias, x = make(160, 576, torch.bfloat16, 9)
+    packed = pack(weight, bias)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = linear(x, packed)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(alone, linear(x, packed))
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packing_loses_nothing(dtype: torch.dtype) -> None:
+    weight, _, _ = make(70, 19, dtype, 1)
+    assert torch.equal(reference.unpack(pack(weight).data, 70), weight)
+
+
+def test_doubles_and_empty_batches_work() -> None:
+    weight, bias, x = make(5, 7, torch.float64, 3)
+    assert torch.equal(linear(x, pack(weight, bias)), F.linear(x, weight, bias))
+    assert linear(torch.empty(0, 7), pack(weight.float())).shape == (0, 5)
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_the_result_lands_in_out(is_native: bool) -> None:
+    weight, bias, x = make(40, 24, torch.float32, 3)
+    if not is_native:
+        with native.disabled():
+            packed = pack(weight, bias)
+    else:
+        packed = pack(weight, bias)
+    out = torch.full((3, 40), float("nan"))
+    assert linear(x, packed, out) is out and torch.allclose(out, F.linear(x, weight, bias), atol=1e-5)
+
+
+def test_a_summation_in_another_order_is_caught() -> None:
+    """Negative control: an op whose bits depend on the batch must fail the invariance check."""
+    x = torch.randn(5, 300)
+    with pytest.raises(AssertionError, match="differ"):
+        assert_rows_do_not_notice_each_other(lambda rows: rows.cumsum(0) * 0 + rows.sum(0) + rows, x)

@@ -1,0 +1,74 @@
+"""Building native code: one runtime for threads, off when asked, and plain PyTorch where there is no compiler."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kernel_oracles import needs_native
+
+from specdec.kernels import native
+
+SCRIPT = """
+import logging, torch
+logging.basicConfig(level="WARNING", format="LOG %(message)s")
+from specdec.kernels import native
+from specdec.kernels.linear import linear, pack
+for _ in range(2):
+    print("native:", native.enabled())
+weight = torch.eye(3)
+print("works:", torch.equal(linear(weight, pack(weight)), weight))
+"""
+
+
+def run_python(environment: dict[str, str]) -> str:
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", **environment}
+    result = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, cwd=root, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout + result.stderr
+
+
+def test_without_a_compiler_plain_pytorch_is_used_and_said_once(tmp_path: Path) -> None:
+    output = run_python({"SPECDEC_CACHE": str(tmp_path), "CXX": "", "PATH": str(tmp_path)})
+    assert output.count("native: False") == 2 and "works: True" in output
+    assert output.count("LOG") == 1 and "no C++ compiler was found" in output
+
+
+def test_a_compiler_that_fails_is_survived_and_said_once(tmp_path: Path) -> None:
+    broken = tmp_path / "broken-c++"
+    broken.write_text("#!/bin/sh\necho 'error: out of order' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    output = run_python({"SPECDEC_CACHE": str(tmp_path), "CXX": str(broken)})
+    assert output.count("native: False") == 2 and "works: True" in output
+    assert output.count("LOG") == 1 and "out of order" in output
+    assert not list((tmp_path / "native").glob("*")), "a failed build leaves nothing behind"
+
+
+@needs_native
+def test_native_code_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    with native.disabled():
+        assert not native.enabled()
+        with native.disabled():
+            assert not native.enabled()
+        assert not native.enabled()
+    assert native.enabled()
+    monkeypatch.setenv("SPECDEC_KERNELS", "reference")
+    assert not native.enabled()
+
+
+@needs_native
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_torch_and_the_kernels_share_one_openmp_runtime() -> None:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    runtimes = {line.split()[-1] for line in lines if "omp" in Path(line.split()[-1]).name and ".so" in line}
+    assert len(runtimes) <= 1, runtimes
+
+
+@needs_native
+def test_the_library_is_named_after_what_it_was_built_from() -> None:
+    built = native.library()
+    assert built is not None and Path(built._name).parent == native.cache_dir()
+    name = native._fingerprint("/bin/true", ["-O3"], None)
+    assert name != native._fingerprint("/bin/true", ["-O2"], None)

@@ -1,0 +1,181 @@
+"""Flags, variables, and a whole life of the server: start, serve, SIGTERM, end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from specdec.async_engine import AsyncEngine
+from specdec.errors import InvalidRequestError
+from specdec.server.app import create_app
+from specdec.server.cli import make_server
+from specdec.server.flags import make_parser, model_name, parse_config, parse_flags, parse_options
+from specdec.server.options import ServerOptions
+from tests.server.scripted import scripted_engine
+from tests.server.support import events, run, wait_for
+
+
+def test_defaults_need_no_flags() -> None:
+    args = parse_flags([], {})
+    config = parse_config(args)
+    assert config.target.model == model_name(args) == "smollm2-135m"
+    assert parse_options(args) == ServerOptions() and args.port == 8000 and args.host == "127.0.0.1"
+
+
+CHANGES: list[tuple[str, str, Any]] = [
+    ("--target", "elsewhere", lambda c: c.target.model),
+    ("--draft", "none", lambda c: c.speculative.method),
+    ("--num-speculative-tokens", "3", lambda c: c.speculative.num_speculative_tokens),
+    ("--speculative-config", '{"prompt_lookup_max": 7}', lambda c: c.speculative.prompt_lookup_max),
+    ("--dtype", "float32", lambda c: c.target.dtype),
+    ("--device", "cpu", lambda c: c.target.device),
+    ("--max-model-len", "99", lambda c: c.target.max_model_len),
+    ("--seed", "5", lambda c: c.seed),
+    ("--max-num-seqs", "7", lambda c: c.scheduler.max_num_seqs),
+    ("--max-num-batched-tokens", "77", lambda c: c.scheduler.max_num_batched_tokens),
+    ("--block-size", "32", lambda c: c.cache.block_size),
+    ("--kv-cache-memory", "123456", lambda c: c.cache.kv_cache_memory),
+    ("--num-kv-blocks", "9", lambda c: c.cache.num_kv_blocks),
+    ("--gpu-memory-utilization", "0.5", lambda c: c.cache.gpu_memory_utilization),
+    ("--no-prefix-caching", "", lambda c: c.cache.enable_prefix_caching),
+]
+
+
+@pytest.mark.parametrize("flag, value, read", CHANGES, ids=[flag for flag, _, _ in CHANGES])
+def test_every_engine_flag_changes_something_also_as_a_variable(flag: str, value: str, read: Any) -> None:
+    words = ["--max-num-seqs", "7"] if flag == "--max-num-batched-tokens" else []
+    given = parse_config(parse_flags([*words, flag, *([value] if value else [])], {}))
+    variable = "SPECDEC_" + flag[2:].replace("-", "_").upper()
+    assert read(given) != read(parse_config(parse_flags([], {})))
+    assert read(given) == read(parse_config(parse_flags(words, {variable: value or "1"})))
+
+
+def test_every_server_option_has_a_flag() -> None:
+    words = ["--max-body-bytes=9", "--max-waiting=8", "--request-timeout-seconds=7", "--drain-timeout-seconds=6"]
+    options = parse_options(parse_flags([*words, "--api-key", "a", "--api-key", "b", "--cors-origin", "http://c"], {}))
+    assert options == ServerOptions(
+        api_keys=("a", "b"), cors_origins=("http://c",), max_body_bytes=9, max_waiting=8,
+        request_timeout_seconds=7, drain_timeout_seconds=6,
+    )  # fmt: skip
+    assert parse_options(parse_flags([], {"SPECDEC_API_KEY": "a, b"})).api_keys == ("a", "b")
+    assert parse_flags([], {"SPECDEC_PORT": "99", "SPECDEC_HOST": "::1"}).port == 99
+    assert parse_flags(["--port", "7"], {"SPECDEC_PORT": "99"}).port == 7
+
+
+def test_keys_come_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\none\n\n two \n")
+    assert parse_options(parse_flags(["--api-key-file", str(file)], {})).api_keys == ("one", "two")
+    file.write_text("# none\n")
+    for path in (file, tmp_path / "absent"):
+        with pytest.raises(InvalidRequestError, match="api_key_file"):
+            parse_options(parse_flags(["--api-key-file", str(path)], {}))
+
+
+@pytest.mark.parametrize(
+    "words, environ",
+    [
+        (["--port", "x"], {}),
+        (["--nonsense"], {}),
+        (["--speculative-config", "{"], {}),
+        ([], {"SPECDEC_NO_ADAPTIVE": "maybe"}),
+        ([], {"SPECDEC_PORT": "x"}),
+    ],
+)
+def test_bad_flags_end_with_usage(words: list[str], environ: dict[str, str], capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        parse_flags(words, environ)
+    assert "usage" in capsys.readouterr().err
+
+
+def test_bad_values_are_refused_with_the_remedy() -> None:
+    for words in (["--num-speculative-tokens", "-1"], ["--speculative-config", "[]"], ["--block-size", "0"]):
+        with pytest.raises(InvalidRequestError):
+            parse_config(parse_flags(words, {}))
+    with pytest.raises(InvalidRequestError):
+        parse_options(parse_flags(["--request-timeout-seconds", "nan"], {}))
+
+
+def test_help_tells_every_flag() -> None:
+    text = make_parser().format_help()
+    assert all(flag in text for flag, _, _ in CHANGES)
+
+
+def test_a_directory_is_served_under_its_own_name(tmp_path: Path) -> None:
+    assert model_name(parse_flags(["--target", str(tmp_path)], {})) == tmp_path.name
+    assert model_name(parse_flags(["--served-model-name", "m"], {})) == "m"
+
+
+@pytest.mark.parametrize("limit, is_whole", [(5.0, True), (0.1, False)])
+def test_draining_has_a_limit(limit: float, is_whole: bool) -> None:
+    engine = scripted_engine(seconds=0.01)
+    options = ServerOptions(drain_timeout_seconds=limit)
+    server = make_server(create_app(AsyncEngine(engine), "toy", options), options, "127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1/completions"
+    body = {"prompt": "the ", "max_tokens": 50, "stream": True}
+    with httpx.stream("POST", url, json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        server.handle_exit(signal.SIGTERM, None)
+        rest = [line for line in lines if line]
+    thread.join(5)
+    assert not thread.is_alive() and not engine.has_work
+    assert (json.loads(rest[-2].removeprefix("data: ")).get("error") is None) is is_whole
+    assert rest[-1] == "data: [DONE]"
+
+
+@pytest.fixture
+def process(toy: str) -> Any:
+    """A server process on a free port; gives it and its address."""
+    environ = {**os.environ, "SPECDEC_MAX_NUM_SEQS": "8", "PYTHONUNBUFFERED": "1"}
+    words = ["--target", toy, "--draft", "ngram", "--port", "0", "--num-kv-blocks", "512"]
+    started = subprocess.Popen([sys.executable, "serve.py", *words], stderr=subprocess.PIPE, text=True, env=environ)
+    try:
+        assert started.stderr is not None
+        address = next(line.split("ready: ")[1].split("/v1")[0] for line in started.stderr if "ready: " in line)
+        threading.Thread(target=started.stderr.read, daemon=True).start()
+        yield started, address
+    finally:
+        started.kill()
+        started.wait()
+
+
+def test_sigterm_lets_running_and_queued_requests_end(process: Any) -> None:
+    started, address = process
+
+    async def read(client: httpx.AsyncClient, first: asyncio.Semaphore) -> str:
+        body = {"prompt": "abc", "max_tokens": 300, "stream": True, "ignore_eos": True}
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            text = ""
+            async for line in answer.aiter_lines():
+                first.release()
+                text += line + "\n"
+        return text
+
+    async def use() -> None:
+        async with httpx.AsyncClient(base_url=address, timeout=None) as client:
+            first = asyncio.Semaphore(0)
+            readers = [asyncio.create_task(read(client, first)) for _ in range(9)]
+            await first.acquire()
+            await asyncio.sleep(0.2)
+            started.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.2)
+            assert (await client.post("/v1/completions", json={"prompt": "abc"})).status_code == 503
+            for text in await asyncio.gather(*readers):
+                assert events(text)[-1]["choices"][0]["finish_reason"] == "length"
+
+    run(use())
+    assert started.wait(5) == 0

@@ -1,0 +1,90 @@
+"""Bad values are refused at the door, naming the parameter, the value and the limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdec import SamplingParams, SpeculativeConfig
+from specdec.errors import InvalidRequestError
+
+BAD: list[tuple[str, Any]] = [
+    ("temperature", float("nan")),
+    ("temperature", float("inf")),
+    ("temperature", -1),
+    ("temperature", "0.5"),
+    ("temperature", True),
+    ("temperature", None),
+    ("top_p", 0),
+    ("top_p", 1.1),
+    ("top_p", float("nan")),
+    ("top_k", -2),
+    ("top_k", 2**63),
+    ("top_k", 1.5),
+    ("n", 0),
+    ("n", 10**9),
+    ("seed", 2**63),
+    ("seed", 1.0),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 2**63),
+    ("max_tokens", "5"),
+    ("stop", ""),
+    ("stop", ["", "x"]),
+    ("stop", [1]),
+    ("stop", ["x"] * 65),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", [True]),
+    ("stop_token_ids", 5),
+    ("ignore_eos", 1),
+    ("skip_special_tokens", None),
+    ("speculative", {"enabled": 1}),
+    ("speculative", {"num_speculative_tokens": -1}),
+    ("speculative", {"unknown": 1}),
+    ("speculative", 5),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD)
+def test_a_bad_value_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name) as caught:
+        SamplingParams(**{name: value})
+    assert isinstance(caught.value, InvalidRequestError) and (caught.value.param or "").startswith(name)
+
+
+UNSUPPORTED: list[tuple[str, Any]] = [
+    ("min_p", 0.1),
+    ("presence_penalty", 1),
+    ("frequency_penalty", -2),
+    ("repetition_penalty", 1.1),
+    ("logit_bias", {1: 5}),
+    ("bad_words", ["x"]),
+    ("allowed_token_ids", [1]),
+    ("min_tokens", 3),
+    ("logprobs", 0),
+    ("prompt_logprobs", 1),
+    ("structured_outputs", {"json": {}}),
+    ("priority", 1),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
+def test_what_is_not_built_yet_is_refused_and_never_ignored(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{name} is not supported yet"):
+        SamplingParams(**{name: value})
+
+
+def test_neutral_values_pass() -> None:
+    SamplingParams(min_p=0, presence_penalty=0, repetition_penalty=1.0, logit_bias={}, bad_words=[], stop=[], top_k=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_speculative_tokens", -1), ("num_speculative_tokens", 65), ("method", "magic"), ("adaptive", True)],
+)
+def test_a_bad_speculative_config_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        SpeculativeConfig(**{name: value})
+    with pytest.raises(ValueError, match="unknown keys foo"):
+        SpeculativeConfig.from_dict({"foo": 1})
