@@ -61,17 +61,14 @@ def test_every_engine_flag_changes_something_also_as_a_variable(flag: str, value
 
 
 def test_every_server_option_has_a_flag() -> None:
-    words = [
-        "--max-body-bytes=9",
-        "--body-timeout-seconds=5",
-        "--max-waiting=8",
-        "--request-timeout-seconds=7",
-        "--drain-timeout-seconds=6",
-    ]
-    options = parse_options(parse_flags([*words, "--api-key", "a", "--api-key", "b", "--cors-origin", "http://c"], {}))
+    numbers = ["max-body-bytes", "body-timeout-seconds", "max-waiting", "max-requests-per-key"]
+    numbers += ["request-timeout-seconds", "drain-timeout-seconds"]
+    words = [f"--{name}={9 - i}" for i, name in enumerate(numbers)]
+    words += ["--api-key", "a", "--api-key", "b", "--cors-origin", "http://c", "--log-prompts"]
+    options = parse_options(parse_flags(words, {}))
     assert options == ServerOptions(
-        api_keys=("a", "b"), cors_origins=("http://c",), max_body_bytes=9, max_waiting=8, body_timeout_seconds=5,
-        request_timeout_seconds=7, drain_timeout_seconds=6,
+        api_keys=("a", "b"), cors_origins=("http://c",), log_prompts=True, max_body_bytes=9, body_timeout_seconds=8,
+        max_waiting=7, max_requests_per_key=6, request_timeout_seconds=5, drain_timeout_seconds=4,
     )  # fmt: skip
     assert parse_options(parse_flags([], {"SPECDEC_API_KEY": "a, b"})).api_keys == ("a", "b")
     assert parse_flags([], {"SPECDEC_PORT": "99", "SPECDEC_HOST": "::1"}).port == 99
