@@ -42,6 +42,12 @@ def derive_seed(seed: int, index: int) -> int:
     return mixed - 2**64 if mixed >= 2**63 else mixed
 
 
+def link_choices(requests: Sequence[Request]) -> None:
+    """Let the n choices of one prompt share its blocks: the first computes it, the others wait for that."""
+    for request in requests[1:]:
+        request.leader = requests[0]
+
+
 class Engine:
     """Continuous batching with speculation over one shared paged cache."""
 

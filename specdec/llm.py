@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from specdec.assembly import build, resolve_draft
 from specdec.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
-from specdec.engine import Engine
+from specdec.engine import Engine, link_choices
 from specdec.errors import InvalidRequestError
 from specdec.outputs import CompletionOutput, RequestOutput
 from specdec.request import Request
@@ -168,6 +168,7 @@ class LLM:
                 f"offline-{next(self._ids)}", prompt, params, index=index, base_seed=base_seed, stop_matcher=matcher
             )
             made.append(_Sequence(prompt_index, request, text))
+        link_choices([sequence.request for sequence in made])
         return made
 
     def _drive(self, sequences: dict[str, _Sequence], show: bool) -> None:

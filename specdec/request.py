@@ -100,6 +100,9 @@ class Request:
     block_table          block i holds positions i * block_size ...
     noise_seed           64 bits; with the output position it fixes the noise of every choice
     max_output_tokens    resolved from max_tokens, the model length and the pool
+    priority             lower runs first and is preempted last
+    cache_salt           requests share cached blocks only where their salts are equal
+    leader               the first of n choices; the others wait for its prompt and share its blocks
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Request:
         self.error: str | None = None
         self.arrival = 0
         self.priority = 0
+        self.leader: Request | None = None
         self.cache_salt: str | None = None
         self.stats = RequestStats()
 
