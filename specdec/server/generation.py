@@ -69,6 +69,11 @@ class Choice:
         self.last_at: float | None = None
         self._text = text
 
+    @property
+    def is_first(self) -> bool:
+        """True for one choice of every prompt."""
+        return self.index % self.request.params.n == 0
+
     def take(self, gain: Gain) -> Delta:
         """Turn a gain into text."""
         is_last = gain.finish_reason is not None
@@ -132,7 +137,7 @@ class Generation:
     @property
     def _firsts(self) -> list[Request]:
         """One request a prompt."""
-        return [choice.request for choice in self.choices[:: self.choices[0].request.params.n]]
+        return [choice.request for choice in self.choices if choice.is_first]
 
     @property
     def num_prompt_tokens(self) -> int:

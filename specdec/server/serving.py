@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from specdec.async_engine import AsyncEngine
 from specdec.errors import InvalidRequestError
 from specdec.metrics import Metrics
+from specdec.request import Request as EngineRequest
 from specdec.server.admission import Admission
 from specdec.server.body import parse_object
 from specdec.server.errors import HTTPError, as_http_error, error_body
@@ -36,6 +37,9 @@ OFFLOAD_ABOVE = 2000
 
 T = TypeVar("T")
 
+MAX_LOGGED_TOKENS = 2000
+"""Of a prompt that is logged at all (log_prompts)."""
+
 MAX_LOGGED_FIELDS = 1000
 """Unknown field names said in the log; beyond them the log would be the client's."""
 
@@ -47,7 +51,7 @@ class Serving:
         self.engine = engine
         self.name = name
         self.options = options
-        self.admission = Admission(engine, options.max_waiting)
+        self.admission = Admission(engine, options.max_waiting, options.max_requests_per_key)
         self.metrics = Metrics(engine.engine)
         inner = engine.engine.target.model.tokenizer
         self.tokenizer = Tokenizer(inner) if inner is not None else None
@@ -63,7 +67,7 @@ class Serving:
         self._check(body)
         params = body.sampling_params()
         given = read_prompts(body.prompt)
-        self.admission.check_room(len(given) * params.n)
+        self.admission.check_room(len(given) * params.n, request.state.key)
         prompts = await self.encode(given)
         choices = make_choices(self.engine, self.tokenizer, prompts, params, body.cache_salt)
         return await self._answer(request, body, self._start(request, choices, arrived_at), CompletionShape())
@@ -74,7 +78,7 @@ class Serving:
         body = read_body(ChatBody, parse_object(await request.body()))
         self._check(body)
         params = body.sampling_params()
-        self.admission.check_room(params.n)
+        self.admission.check_room(params.n, request.state.key)
         prompt = await self.encode_chat(read_messages(body.messages))
         try:
             choices = make_choices(self.engine, self.tokenizer, [prompt], params, body.cache_salt)
@@ -100,19 +104,27 @@ class Serving:
             raise HTTPError(404, message, param="model", code="model_not_found")
 
     def _start(self, request: Request, choices: Sequence[Choice], arrived_at: float) -> Generation:
-        self.admission.check_room(len(choices))
+        key, summary = request.state.key, request.state.summary
+        self.admission.check_room(len(choices), key)
         stream = self.engine.submit([choice.request for choice in choices])
-        summary = request.state.summary
+        self.admission.enter(len(choices), key)
+        if self.options.log_prompts:
+            summary["prompts"] = [self._readable(choice.request) for choice in choices if choice.is_first]
         seconds = self.options.request_timeout_seconds
         error = HTTPError(504, f"the request took longer than {seconds:g} s, the limit of this server", code="timeout")
         timer = asyncio.get_running_loop().call_later(seconds, stream.close, error) if seconds else None
 
         def on_end(generation: Generation) -> None:
+            self.admission.leave(len(choices), key)
             if timer is not None:
                 timer.cancel()
             summary.update(generation.summary())
 
         return Generation(choices, stream, self.metrics, arrived_at=arrived_at, on_end=on_end)
+
+    def _readable(self, request: EngineRequest) -> str | list[int]:
+        token_ids = request.token_ids[: min(request.num_prompt_tokens, MAX_LOGGED_TOKENS)]
+        return token_ids if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     async def encode(self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of prompts; ids pass as they are."""
