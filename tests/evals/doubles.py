@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tqdm import tqdm
@@ -55,10 +55,15 @@ def jobs_for(llm: LLM, count: int, max_tokens: int = 8, temperature: float = 0.0
 def compare(llm: LLM, systems: Sequence[System], jobs: Sequence[Job], repeats: int = 3) -> list[Run]:
     """Measure at concurrency 2."""
     judge = Judge(llm.model_path, "float64")
-    comparison = Comparison(systems, judge, "float64", save=lambda run: None)
+    comparison = Comparison(systems, judge, _decoder(llm), save=lambda run: None)
     with tqdm(disable=True) as bar:
         comparison.measure("chat", jobs, 2, repeats, bar)
     return comparison.runs
+
+
+def _decoder(llm: LLM) -> Callable[[Sequence[int]], str]:
+    assert llm.tokenizer is not None
+    return llm.tokenizer.decode
 
 
 def system(engine: WatchedEngine, label: str) -> EngineSystem:
