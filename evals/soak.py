@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from tqdm import tqdm
 
 from evals import results
@@ -214,6 +215,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--minutes", type=float, default=float("inf"))
     add("--requests", type=int, default=400)
     add("--seed", type=int, default=0)
+    add("--threads", type=int, default=1, help="of torch; a toy is fastest on one")
     add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     args = parser.parse_args(argv)
     args.methods = args.methods or ["plain", "ngram", "self", *(["draft"] if args.draft else [])]
@@ -226,6 +228,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Soak, print, save; 1 on any violation, 130 after Ctrl-C."""
     args = parse(argv)
+    torch.set_num_threads(args.threads)
     path = args.out or results.default_path("evals.soak")
     file = results.ResultFile(path, results.describe("evals.soak", argv, args.seed))
     tally = Tally()

@@ -52,9 +52,9 @@ def test_a_broken_engine_is_caught(toy: str, double: type[WatchedEngine], compla
 
 def test_the_engine_passes(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "soak.jsonl"
-    arguments = ["--target", toy, "--methods", "self", "--requests", "40", "--out", str(out)]
+    arguments = ["--target", toy, "--methods", "self", "--requests", "20", "--out", str(out)]
     assert soak.main(arguments) == 0
     last = list(results.read(out))[-1]
-    assert last["num_finished"] + last["num_aborted"] == 40
+    assert last["num_finished"] + last["num_aborted"] == 20
     assert last["num_preemptions"] > 0 and last["num_accepted_tokens"] > 0
     assert "per finished request" in capsys.readouterr().out
