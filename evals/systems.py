@@ -63,11 +63,12 @@ def load(setup: Setup, method: str, longest_prompt: int) -> LLM:
     """
     most = max(setup.ks, default=0)
     blocks_each = -(-(longest_prompt + setup.max_tokens + most + 1) // BLOCK_SIZE) + 1
-    speculative = {
-        "plain": SpeculativeConfig(method="none"),
-        "ngram": SpeculativeConfig(method="ngram", num_speculative_tokens=most),
-        "draft": SpeculativeConfig(method="draft_model", draft=setup.draft, num_speculative_tokens=most),
-    }[method]
+    if method == "draft":
+        speculative = SpeculativeConfig(method="draft_model", draft=setup.draft, num_speculative_tokens=most)
+    elif method == "ngram":
+        speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=most)
+    else:
+        speculative = SpeculativeConfig(method="none")
     return LLM(
         setup.target,
         setup.draft if method == "draft" else None,

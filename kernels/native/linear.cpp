@@ -13,19 +13,23 @@ using namespace vec;
 namespace {
 
 constexpr int64_t K_STRETCH = 64;
-constexpr int64_t PREFETCH_BYTES = 2048;  // about what arrives from memory in the time it takes to arrive, and some
 
-// sums[r][:] (+)= x[:, r] . panel over one stretch of k; `ahead` is what will be read next
+struct Ahead {  // memory to bring in on the way: `bytes` after every k
+    const char* from;
+    int64_t bytes;
+};
+
+// sums[r][:] (+)= x[:, r] . panel over one stretch of k
 template <typename T, int ROWS>
-void multiply(const T* panel, const float* x, int64_t count, float* sums, bool first, const char* ahead) {
+void multiply(const T* panel, const float* x, int64_t count, float* sums, bool first, Ahead ahead) {
     F acc[ROWS][2];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = F{};
     for (int64_t k = 0; k < count; ++k) {
         F low, high;
         load_pair(panel + k * PANEL, low, high);
-        for (int line = 0; line < (int)(PANEL * sizeof(T)); line += 64)
-            __builtin_prefetch(ahead + k * PANEL * sizeof(T) + line);
+        __builtin_prefetch(ahead.from + k * ahead.bytes);
+        if (sizeof(T) * PANEL > 64) __builtin_prefetch(ahead.from + k * ahead.bytes + ahead.bytes / 2);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
             F a = splat(x[k * ROWS + r]);
@@ -43,7 +47,7 @@ void multiply(const T* panel, const float* x, int64_t count, float* sums, bool f
 
 template <typename T>
 void multiply_rows(int64_t rows, const T* panel, const float* x, int64_t count, float* sums, bool first,
-                   const char* ahead) {
+                   Ahead ahead) {
     switch (rows) {
 #define CASE(n) \
     case n: return multiply<T, n>(panel, x, count, sums, first, ahead)
@@ -70,8 +74,9 @@ void multiply_panel(const T* panel, const Activations& x, float* sums) {
         for (int64_t b = 0; b < x.num_blocks; ++b) {
             int64_t rows = x.rows(b), start = x.start(b);
             const float* block = x.data + start * x.K + from * rows;
-            // The first block brings weights in from memory; the others find them near and bring in their successor.
-            const char* ahead = b ? (const char*)(block + rows * x.K) : (const char*)(panel + from * PANEL) + PREFETCH_BYTES;
+            // All blocks together bring in the next stretch of weights, so that memory is busy while they multiply.
+            int64_t bytes = PANEL * sizeof(T) / x.num_blocks;
+            Ahead ahead{(const char*)(panel + (from + K_STRETCH) * PANEL) + b * K_STRETCH * bytes, bytes};
             multiply_rows(rows, panel + from * PANEL, block, count, sums + start * PANEL, from == 0, ahead);
         }
     }

@@ -74,10 +74,14 @@ class LayerCache:
 
 @dataclass(slots=True)
 class AttentionProbe:
-    """Collects, during one forward, which modules call attention and what they store."""
+    """Collects, during one forward, which modules call attention, what they store and what they ask for.
+
+    settings   per layer, the arguments of the call that shape the result (scaling, window, soft cap, sinks)
+    """
 
     modules: list[nn.Module] = field(default_factory=list)
     shapes: list[LayerShape] = field(default_factory=list)
+    settings: list[dict[str, Any]] = field(default_factory=list)
 
     def record(
         self, module: nn.Module, key: Tensor, value: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
@@ -97,6 +101,7 @@ class AttentionProbe:
             raise UnsupportedModelError(f"{type(module).__name__} calls attention twice in one forward")
         self.modules.append(module)
         self.shapes.append(LayerShape(key.shape[1], key.shape[3], value.shape[3]))
+        self.settings.append({k: v for k, v in kwargs.items() if k in _HONOURED and v is not None})
 
 
 def _attend(

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from specdec.kernels.llama_forward import PackedLlama
 from specdec.models.attention import AttentionProbe
 
 
@@ -18,6 +19,7 @@ class LoadedModel:
 
     module          the transformers model, in eval mode
     attention       its attention modules and what each stores for a token
+    fast            the same weights for the native forward; then the module holds none itself
     tokenizer       None where the directory has none
     eos_token_ids   union of config, generation config and tokenizer
     max_model_len   the longest sequence the model was made for
@@ -27,6 +29,7 @@ class LoadedModel:
     module: nn.Module
     config: Any
     attention: AttentionProbe
+    fast: PackedLlama | None
     tokenizer: Any | None
     eos_token_ids: frozenset[int]
     max_model_len: int

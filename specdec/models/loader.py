@@ -17,6 +17,7 @@ from specdec.errors import InvalidRequestError, ModelLoadError, UnsupportedModel
 from specdec.kernels import native
 from specdec.models import sources
 from specdec.models.attention import IMPLEMENTATION
+from specdec.models.fast_llama import pack_fast
 from specdec.models.gate import check_config, check_model
 from specdec.models.loaded import LoadedModel
 from specdec.models.packed import pack_linears
@@ -62,7 +63,6 @@ def load(config: ModelConfig) -> LoadedModel:
     attention = check_model(module, text_config)
     self_test(text_config)
     vocab_size = int(module.get_output_embeddings().weight.shape[0])
-    pack_linears(module)
     tokenizer = _load_tokenizer(path)
     longest = int(getattr(text_config, "max_position_embeddings", None) or 2**20)
     if config.max_model_len is not None and config.max_model_len > longest:
@@ -70,11 +70,17 @@ def load(config: ModelConfig) -> LoadedModel:
             f"max_model_len is {config.max_model_len}; {config.model} was made for at most {longest} tokens",
             param="max_model_len",
         )
+    fast = pack_fast(module, attention, config.max_model_len or longest)
+    if fast is None:
+        pack_linears(module)
+    else:
+        module.to("meta")  # the packed weights are the only copy
     return LoadedModel(
         path=path,
         module=module,
         config=text_config,
         attention=attention,
+        fast=fast,
         tokenizer=tokenizer,
         eos_token_ids=_eos_token_ids(path, text_config, tokenizer),
         max_model_len=config.max_model_len or longest,

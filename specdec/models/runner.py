@@ -6,11 +6,12 @@ tensors; it holds no requests, samplers, proposers or schedulers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from specdec.kernels.llama_forward import LlamaStep, PackedLlama, llama_forward
 from specdec.kv_cache import KVCache
 from specdec.models.attention import LayerCache, StepContext
 from specdec.models.forward_batch import ForwardBatch, Segment
@@ -22,11 +23,10 @@ class ModelRunner:
 
     def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
         self.model = model
-        self.context = StepContext()
         self.cache = KVCache(model.attention.shapes, num_blocks, block_size, dtype=model.dtype, device=model.device)
-        layers = zip(model.attention.modules, self.cache.keys, self.cache.values, strict=True)
-        for module, keys, values in layers:
-            module.specdec_cache = LayerCache(self.context, keys, values)  # type: ignore[assignment]
+        self._compute: Callable[[ForwardBatch], Tensor] = (
+            _transformers_forward(model, self.cache) if model.fast is None else _native_forward(model.fast, self.cache)
+        )
 
     def pack(self, segments: Sequence[Segment]) -> ForwardBatch:
         """Lay rows out for this model's device."""
@@ -38,8 +38,18 @@ class ModelRunner:
 
         returns  [L, V]; L may be 0 when only prompt chunks ran
         """
-        with self.context.running(batch):
-            out = self.model.module(
+        return self._compute(batch)
+
+
+def _transformers_forward(model: LoadedModel, cache: KVCache) -> Callable[[ForwardBatch], Tensor]:
+    """transformers' own forward, its attention answered by the paged cache."""
+    context = StepContext()
+    for module, keys, values in zip(model.attention.modules, cache.keys, cache.values, strict=True):
+        module.specdec_cache = LayerCache(context, keys, values)  # type: ignore[assignment]
+
+    def compute(batch: ForwardBatch) -> Tensor:
+        with context.running(batch):
+            out = model.module(
                 input_ids=batch.token_ids[None],
                 position_ids=batch.positions[None],
                 use_cache=False,
@@ -47,3 +57,24 @@ class ModelRunner:
             )
         logits: Tensor = out.logits[0]
         return logits
+
+    return compute
+
+
+def _native_forward(fast: PackedLlama, cache: KVCache) -> Callable[[ForwardBatch], Tensor]:
+    """The same model in one native call a step."""
+    caches = list(zip(cache.keys, cache.values, strict=True))
+
+    def compute(batch: ForwardBatch) -> Tensor:
+        step = LlamaStep(
+            token_ids=batch.token_ids,
+            positions=batch.positions,
+            slot_mapping=batch.slot_mapping,
+            block_tables=batch.block_tables,
+            seq_lens=batch.seq_lens,
+            cu_query_lens=batch.cu_query_lens,
+            logits_indices=batch.logits_indices,
+        )
+        return llama_forward(fast, step, caches)[0]
+
+    return compute

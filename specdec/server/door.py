@@ -6,6 +6,7 @@ what a request says.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
@@ -34,6 +35,7 @@ class Door:
         self._app = app
         self._keys = [key.encode() for key in options.api_keys]
         self._max_body_bytes = options.max_body_bytes
+        self._body_timeout_seconds = options.body_timeout_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in or answer it at once; note what became of it."""
@@ -90,13 +92,20 @@ class Door:
             raise HTTPError(413, f"the body is larger than {self._max_body_bytes} bytes, the limit of this server")
 
     def _counted(self, receive: Receive) -> Receive:
-        """The same source, cut off at the limit: a chunked body names no length beforehand."""
-        num_bytes = 0
+        """The same source, cut off at the limits of size (a chunked body names none beforehand) and time."""
+        num_bytes, is_whole = 0, False
 
         async def counted() -> Message:
-            nonlocal num_bytes
-            message = await receive()
+            nonlocal num_bytes, is_whole
+            if is_whole:  # what comes now is the client's leaving, which may take its time
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), self._body_timeout_seconds or None)
+            except asyncio.TimeoutError:
+                seconds = self._body_timeout_seconds
+                raise HTTPError(408, f"no part of the body came for {seconds:g} s; send it at once") from None
             num_bytes += len(message.get("body", b""))
+            is_whole = not message.get("more_body", False)
             self._check_size(num_bytes)
             return message
 

@@ -24,7 +24,9 @@ _ENGINE_FLAGS = (
     "dtype", "device", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory",
     "num_kv_blocks", "gpu_memory_utilization", "enable_prefix_caching", "seed",
 )  # fmt: skip
-_OPTION_FLAGS = ("max_body_bytes", "max_waiting", "request_timeout_seconds", "drain_timeout_seconds")
+_OPTION_FLAGS = (
+    "max_body_bytes", "body_timeout_seconds", "max_waiting", "request_timeout_seconds", "drain_timeout_seconds"
+)  # fmt: skip
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
@@ -52,6 +54,7 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     add("--api-key-file", type=Path, help="a file of keys, one a line; lines that begin with # are comments")
     add("--cors-origin", action="append", default=[], help="pages of this origin may call; may be given several times")
     add("--max-body-bytes", type=int, default=default.max_body_bytes, help="larger bodies are refused")
+    add("--body-timeout-seconds", type=float, default=default.body_timeout_seconds, help="longest silence in a body")
     add("--max-waiting", type=int, default=default.max_waiting, help="requests that may wait; more get 429")
     add("--request-timeout-seconds", type=float, default=default.request_timeout_seconds, help="0 sets no limit")
     add("--drain-timeout-seconds", type=float, default=default.drain_timeout_seconds, help="time to end after SIGTERM")

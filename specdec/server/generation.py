@@ -33,11 +33,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one choice gained in one step."""
+    """What one choice gained in one step.
+
+    num_drafted, num_accepted   drafts of this step that were judged, and judged right
+    """
 
     index: int
     pieces: tuple[Piece, ...]
     finish_reason: str | None
+    num_drafted: int
+    num_accepted: int
 
     @property
     def text(self) -> str:
@@ -72,7 +77,8 @@ class Choice:
             Piece(token_id, self._push(token_id, end), source)
             for token_id, source, end in zip(gain.token_ids, sources(gain), ends)
         ]
-        return Delta(self.index, tuple(pieces), gain.finish_reason.value if gain.finish_reason else None)
+        reason = gain.finish_reason.value if gain.finish_reason else None
+        return Delta(self.index, tuple(pieces), reason, gain.num_drafted, gain.num_accepted)
 
     def _push(self, token_id: int, is_last: bool) -> str:
         if self._text is None:

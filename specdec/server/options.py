@@ -18,6 +18,7 @@ class ServerOptions:
     api_keys                  any of these opens the door; empty: the door is open
     cors_origins              pages of these origins may call; empty: none
     max_body_bytes            larger bodies are refused with 413
+    body_timeout_seconds      longest silence while a body is sent; 0: no limit
     max_waiting               choices that may wait beside the running ones; more are refused with 429
     request_timeout_seconds   longest life of a request; 0: no limit
     drain_timeout_seconds     how long running requests may go on once the server is told to stop
@@ -27,6 +28,7 @@ class ServerOptions:
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 2**20
+    body_timeout_seconds: float = 60.0
     max_waiting: int = 1024
     request_timeout_seconds: float = 0.0
     drain_timeout_seconds: float = 30.0
@@ -39,7 +41,7 @@ class ServerOptions:
         for name in ("max_body_bytes", "max_waiting"):
             if getattr(self, name) < 1:
                 raise InvalidRequestError(f"{name} is {getattr(self, name)}; it must be at least 1", param=name)
-        for name in ("request_timeout_seconds", "drain_timeout_seconds", "keep_alive_seconds"):
+        for name in ("body_timeout_seconds", "request_timeout_seconds", "drain_timeout_seconds", "keep_alive_seconds"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidRequestError(f"{name} is {value}; it must be a number of seconds, 0 or more", param=name)

@@ -151,7 +151,7 @@ def test_logits_and_features_equal_transformers(family: str, is_native: bool) ->
 def test_a_token_has_the_same_bits_in_any_step(dtype: torch.dtype) -> None:
     """Chunks of a prompt, decode token by token and verification of many drafts all give one answer, bit by bit."""
     # Wide enough for the larger steps to be worth a second thread, and for single tokens not.
-    model = tiny_model("llama, tied", num_hidden_layers=2, hidden_size=256, intermediate_size=320)
+    model = tiny_model("llama, tied", num_hidden_layers=2, hidden_size=288, intermediate_size=320)
     packed = pack_llama(weights_of(model), dtype)
     plain, ragged = (Rows(prompts(60, 33, 47), 2, dtype) for _ in range(2))
     one_by_one = {}

@@ -61,10 +61,16 @@ def test_every_engine_flag_changes_something_also_as_a_variable(flag: str, value
 
 
 def test_every_server_option_has_a_flag() -> None:
-    words = ["--max-body-bytes=9", "--max-waiting=8", "--request-timeout-seconds=7", "--drain-timeout-seconds=6"]
+    words = [
+        "--max-body-bytes=9",
+        "--body-timeout-seconds=5",
+        "--max-waiting=8",
+        "--request-timeout-seconds=7",
+        "--drain-timeout-seconds=6",
+    ]
     options = parse_options(parse_flags([*words, "--api-key", "a", "--api-key", "b", "--cors-origin", "http://c"], {}))
     assert options == ServerOptions(
-        api_keys=("a", "b"), cors_origins=("http://c",), max_body_bytes=9, max_waiting=8,
+        api_keys=("a", "b"), cors_origins=("http://c",), max_body_bytes=9, max_waiting=8, body_timeout_seconds=5,
         request_timeout_seconds=7, drain_timeout_seconds=6,
     )  # fmt: skip
     assert parse_options(parse_flags([], {"SPECDEC_API_KEY": "a, b"})).api_keys == ("a", "b")
@@ -157,7 +163,7 @@ def test_sigterm_lets_running_and_queued_requests_end(process: Any) -> None:
     started, address = process
 
     async def read(client: httpx.AsyncClient, first: asyncio.Semaphore) -> str:
-        body = {"prompt": "abc", "max_tokens": 300, "stream": True, "ignore_eos": True}
+        body = {"prompt": "abc", "max_tokens": 150, "stream": True, "ignore_eos": True}
         async with client.stream("POST", "/v1/completions", json=body) as answer:
             text = ""
             async for line in answer.aiter_lines():

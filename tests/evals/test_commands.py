@@ -1,0 +1,72 @@
+"""The commands run from end to end on toys, and their exit status can be trusted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from evals import overhead, results, speedup
+
+
+def speedup_arguments(toy: str, out: Path) -> list[str]:
+    return [
+        "--target", toy, "--workloads", "math", "--num-prompts", "2", "--max-tokens", "4",
+        "--concurrency", "1,2", "--k", "2", "--repeats", "2", "--dtype", "float64", "--out", str(out),
+    ]  # fmt: skip
+
+
+def test_speedup(toy: str, toy_draft: str, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = scratch / "speedup.jsonl"
+    assert speedup.main([*speedup_arguments(toy, out), "--draft", toy_draft]) == 0
+    records = list(results.read(out))
+    assert len(records) == 2 * 2 * 3  # concurrencies, repeats, systems
+    assert {record["system"] for record in records} == {"plain", "ngram k=2", "draft k=2"}
+    for record in records:
+        assert record["is_equal"] and record["tokens_per_second"] > 0
+        assert {"commit", "versions", "machine", "command", "seed", "started"} <= set(record)
+        assert set(record["versions"]) == {"python", "torch", "transformers", "specdec"}
+    printed = capsys.readouterr().out
+    assert printed.count("equal") >= 6 and "DIFFERS" not in printed
+
+
+def test_resume_measures_only_what_is_missing(toy: str, scratch: Path) -> None:
+    out = scratch / "speedup.jsonl"
+    arguments = speedup_arguments(toy, out)
+    assert speedup.main([*arguments, "--methods", "plain"]) == 0
+    lines = out.read_text().splitlines()
+    assert len(lines) == 4
+    assert {json.loads(line)["system"] for line in lines} == {"plain"}
+    out.write_text("\n".join([*lines[:3], lines[3][:40]]))  # an interrupt cut the last line short
+    assert speedup.main([*arguments, "--methods", "plain", "--resume", str(out)]) == 0
+    kept = [json.loads(line) for line in out.read_text().splitlines() if line.endswith("}")]
+    assert [(r["concurrency"], r["repeat"]) for r in kept] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def test_without_a_draft_lookup_is_measured(toy: str, scratch: Path) -> None:
+    out = scratch / "speedup.jsonl"
+    assert speedup.main([*speedup_arguments(toy, out), "--concurrency", "2", "--repeats", "1"]) == 0
+    assert [record["system"] for record in results.read(out)] == ["plain", "ngram k=2"]
+
+
+def test_too_many_prompts_end_the_command(toy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert speedup.main(["--target", toy, "--num-prompts", "99"]) == 2
+    assert "num_prompts is 99" in capsys.readouterr().err
+
+
+def test_overhead(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = scratch / "overhead.jsonl"
+    assert overhead.main(["--rows", "1,3", "--steps", "20", "--out", str(out)]) == 0
+    records = {(record["rows"], record["k"]): record for record in results.read(out)}
+    assert set(records) == {(1, 0), (1, 4), (3, 0), (3, 4)}
+    assert records[3, 0]["tokens_per_row"] == 1
+    assert records[3, 4]["tokens_per_row"] > 2  # look-up is mostly right here, or drafting is not what is timed
+    assert all(record["by_stage"][stage] > 0 for record in records.values() for stage in ("schedule", "verify"))
+
+
+def test_an_overrun_budget_fails(scratch: Path) -> None:
+    """Negative control: no step takes less than a microsecond."""
+    arguments = ["--rows", "1", "--k", "0", "--steps", "5", "--out", str(scratch / "o")]
+    assert overhead.main([*arguments, "--budget", "1=1"]) == 1
+    assert overhead.main([*arguments, "--budget", "1=1e9"]) == 0
