@@ -37,6 +37,7 @@ class Outcome:
     """What became of a job; times are seconds of one clock.
 
     emissions   (time, new tokens) of every moment the client would have seen something
+    text        only from systems that give no token ids
     stats       None where the system does not say
     """
 
@@ -45,6 +46,13 @@ class Outcome:
     emissions: list[tuple[float, int]] = field(default_factory=list)
     finish_reason: str | None = None
     stats: RequestStats | None = None
+    text: str | None = None
+    error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens emitted, by the system's own count."""
+        return sum(n for _, n in self.emissions)
 
     @property
     def ttft(self) -> float:
@@ -64,8 +72,7 @@ class Outcome:
     @property
     def tpot(self) -> float | None:
         """Seconds per token behind the first; None for a single token."""
-        count = sum(n for _, n in self.emissions)
-        return (self.e2e - self.ttft) / (count - 1) if count > 1 else None
+        return (self.e2e - self.ttft) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
 
 class System(Protocol):

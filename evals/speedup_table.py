@@ -49,6 +49,8 @@ def speed(summaries: Sequence[Summary]) -> str:
 
 def verdict(summary: Summary) -> str:
     """How the text compares with plain decoding's."""
+    if summary.same_texts is not None:
+        return f"{summary.same_texts} of {summary.num_outputs} texts the same"
     if not summary.is_equal:
         return f"DIFFERS ({summary.num_forks} outputs)"
     return "equal" if not summary.num_forks else f"equal but for {summary.num_forks} rounding forks"

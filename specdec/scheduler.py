@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from specdec.batch import Batch, Plan, Row, Verdict
 from specdec.block_pool import BlockPool
 from specdec.config import SchedulerConfig
+from specdec.logprobs import TokenLogprob
 from specdec.request import FinishReason, Request
 
 
@@ -25,12 +26,14 @@ class Emitted:
     token_ids      new tokens, at most num_accepted + 1
     num_drafted    drafts that were judged
     num_accepted   how many of token_ids came from the draft
+    logprobs       one a token, where they were asked for
     """
 
     request: Request
     token_ids: tuple[int, ...]
     num_drafted: int
     num_accepted: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def share_evenly(wanted: Sequence[int], budget: int) -> list[int]:
@@ -192,6 +195,8 @@ class Scheduler:
         """Move one waiting request to the running ones, with blocks for all it knows; False where they lack."""
         root = self.pool.root_hash(request.cache_salt)
         hits, hashes = self.pool.match(request.token_ids, root)
+        if request.owes_prompt_logprobs:  # a cached position has no scores to tell
+            hits, hashes = [], []
         needed = self.pool.blocks_for(request.num_tokens) - len(hits)
         spare = len(self.running) + 1 if self.running else 0
         if needed + spare > self.pool.num_free_blocks - self.pool.num_evictable(hits):
@@ -222,17 +227,20 @@ class Scheduler:
         emitted = []
         for index, row in enumerate(batch):
             if verdict.failed[index]:
-                row.request.error = "the model's scores were not finite"
+                row.request.error = "no token could be chosen: the scores were not finite"
                 self._finish(row.request, FinishReason.ERROR)
                 emitted.append(Emitted(row.request, (), 0, 0))
             else:
-                emitted.append(self._commit_row(row, verdict.token_ids[index], verdict.num_accepted(index)))
+                row.request.prompt_logprobs += verdict.prompt_logprobs_of(index)
+                emitted.append(self._commit_row(row, verdict, index))
         return emitted
 
-    def _commit_row(self, row: Row, token_ids: tuple[int, ...], num_accepted: int) -> Emitted:
-        request = row.request
+    def _commit_row(self, row: Row, verdict: Verdict, index: int) -> Emitted:
+        request, token_ids = row.request, verdict.token_ids[index]
         kept = request.extend(list(token_ids))
-        num_accepted = min(num_accepted, kept)
+        logprobs = verdict.logprobs_of(index)[:kept]
+        request.logprobs += logprobs
+        num_accepted = min(verdict.num_accepted(index), kept)
         num_drafted = len(row.draft_token_ids)
         if kept < len(token_ids):  # a stop cut the run: drafts behind it were never judged
             num_drafted = min(num_drafted, kept)
@@ -247,7 +255,7 @@ class Scheduler:
             keep = self.pool.blocks_for(request.num_tokens)
             self.pool.release(request.block_table[keep:])
             del request.block_table[keep:]
-        return Emitted(request, token_ids[:kept], num_drafted, num_accepted)
+        return Emitted(request, token_ids[:kept], num_drafted, num_accepted, logprobs)
 
     def _register(self, request: Request) -> None:
         full = request.num_computed_tokens // self.pool.block_size

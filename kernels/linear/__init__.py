@@ -30,7 +30,7 @@ def pack(weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None =
     assert weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
     dtype = dtype or weight.dtype
     weight = weight.detach().to(dtype)
-    if dtype in kernel.DTYPES and weight.device.type == "cpu" and native.enabled():
+    if dtype in kernel.DTYPES and weight.is_cpu and native.enabled():
         wide_bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
         return PackedLinear(kernel.pack(weight.contiguous()), wide_bias, weight.shape[0], weight.shape[1], True)
     bias = None if bias is None else bias.detach().to(dtype)

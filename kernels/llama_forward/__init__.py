@@ -41,7 +41,7 @@ def pack_llama(weights: LlamaWeights, dtype: torch.dtype | None = None) -> "Pack
     A tied head is held once: embeddings are read back out of it.
     """
     dtype = dtype or weights.embedding.dtype
-    is_native = dtype in kernel.DTYPES and weights.embedding.device.type == "cpu" and native.enabled()
+    is_native = dtype in kernel.DTYPES and weights.embedding.is_cpu and native.enabled()
     return kernel.pack(weights, dtype) if is_native else weights
 
 
