@@ -1,6 +1,7 @@
 """The command line: flags to an engine, an app and a server that ends properly.
 
-It knows the order of start and stop; every decision behind the flags is made elsewhere.
+It knows the order of start and stop; every decision behind the flags is made elsewhere. What is
+heavy (torch, the engine) is imported while the server already listens, so that --help costs nothing.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
 
 from specdec import __version__
-from specdec.assembly import build
-from specdec.async_engine import AsyncEngine
 from specdec.errors import SpecdecError
-from specdec.server.app import create_app
 from specdec.server.flags import model_name, parse_config, parse_flags, parse_options
 from specdec.server.options import ServerOptions
 from specdec.server.startup import LoadingApp
+
+if TYPE_CHECKING:
+    from specdec.async_engine import AsyncEngine
 
 logger = logging.getLogger("specdec.server")
 
@@ -95,13 +97,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_flags(argv, os.environ)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        options, config, name = parse_options(args), parse_config(args), model_name(args)
+        options, name = parse_options(args), model_name(args)
     except SpecdecError as error:
         raise SystemExit(f"specdec-serve: {error}") from error
     _summarise(name, args.draft, options)
 
     def load() -> FastAPI:
-        return create_app(AsyncEngine(build(config)), name, options)
+        from specdec.assembly import build
+        from specdec.async_engine import AsyncEngine
+        from specdec.server.app import create_app
+
+        return create_app(AsyncEngine(build(parse_config(args))), name, options)
 
     server = make_server(load, options, args.host, args.port)
     server.run()

@@ -15,7 +15,6 @@ from typing import Any
 
 from specdec.config import DTYPES, EngineConfig, SpeculativeConfig
 from specdec.errors import InvalidRequestError
-from specdec.llm import engine_config
 from specdec.server.options import ServerOptions
 
 PREFIX = "SPECDEC_"
@@ -121,6 +120,8 @@ def _words(parser: argparse.ArgumentParser, flag: str, action: argparse.Action, 
 
 def parse_config(args: argparse.Namespace) -> EngineConfig:
     """What the engine is built from."""
+    from specdec.llm import engine_config  # brings torch, which flags themselves do not need
+
     if not isinstance(args.speculative_config, dict):
         raise InvalidRequestError("speculative_config must be a JSON object", param="speculative_config")
     values: dict[str, Any] = dict(args.speculative_config)

@@ -11,14 +11,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from specdec.server.errors import HTTPError, error_response
-from specdec.server.serving import Serving
+
+if TYPE_CHECKING:
+    from specdec.server.serving import Serving
 
 logger = logging.getLogger("specdec.server")
 

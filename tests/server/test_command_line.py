@@ -114,6 +114,11 @@ def test_help_tells_every_flag() -> None:
     assert all(flag in text for flag, _, _ in CHANGES)
 
 
+def test_help_and_flags_cost_no_torch() -> None:
+    code = "import sys, specdec.server.cli; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])
+
+
 def test_a_directory_is_served_under_its_own_name(tmp_path: Path) -> None:
     assert model_name(parse_flags(["--target", str(tmp_path)], {})) == tmp_path.name
     assert model_name(parse_flags(["--served-model-name", "m"], {})) == "m"

@@ -28,7 +28,7 @@ def app_of(client: httpx.AsyncClient) -> FastAPI:
 
 def test_a_full_queue_says_when_to_come_back() -> None:
     async def use() -> None:
-        async with serving(scripted_engine(seconds=0.005, max_num_seqs=1), ServerOptions(max_waiting=2)) as client:
+        async with serving(scripted_engine(seconds=0.02, max_num_seqs=1), ServerOptions(max_waiting=2)) as client:
             answers = await asyncio.gather(*(client.post("/v1/completions", json=BODY) for _ in range(6)))
             refused = [answer for answer in answers if answer.status_code == 429]
             assert len(refused) == 3 and all(answer.headers["retry-after"] == "1" for answer in refused)
@@ -44,7 +44,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
 def test_a_key_has_a_limit_of_its_own() -> None:
     async def use() -> None:
         options = ServerOptions(api_keys=("a", "b"), max_requests_per_key=2)
-        async with serving(scripted_engine(seconds=0.005), options) as client:
+        async with serving(scripted_engine(seconds=0.02), options) as client:
 
             async def ask(key: str) -> int:
                 headers = {"authorization": f"Bearer {key}"}
