@@ -54,6 +54,8 @@ def speedup(runs: Sequence[Run], summaries: Sequence[Summary]) -> Any:
             places = [s.concurrency for s in line]
             axis.errorbar(places, [r.median for r in ratios], [below, above], marker="o", capsize=3, label=system)
         axis.set_xscale("log", base=2)
+        levels = sorted({s.concurrency for s in summaries})
+        axis.set_xticks(levels, [str(level) for level in levels])
         axis.set_xlabel("requests in flight")
         axis.set_ylabel("tokens/s over plain")
         axis.legend(fontsize="small")
