@@ -214,9 +214,9 @@ _HEADERS = [
     "text",
 ]
 _NOTES = (
-    "tok/s: all {num_jobs} jobs at once, median [95 % interval] of {repeats} repeats. Latencies: Poisson arrivals at {load} of the continuous rung's capacity, from "
-    "arrival to last and first token. rows/step and padding: of the Poisson run; padding is what an engine that pads "
-    "would add."
+    "tok/s: all {num_jobs} jobs at once, median [95 % interval] of {repeats} repeats. Latencies: Poisson arrivals at "
+    "{load} of the continuous rung's capacity, from arrival to last and first token. rows/step, its quartiles and "
+    "padding: of the Poisson runs; padding is what an engine that pads would add."
 )
 
 
