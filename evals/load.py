@@ -121,7 +121,7 @@ def closed_loop(engine: Engine, jobs: Sequence[Job], concurrency: int, speculati
             for gain in gains:
                 outcome = outcomes[in_flight[gain.request.request_id]]
                 assert outcome is not None
-                _record(outcome, gain.request, gain.token_ids, now)
+                record(outcome, gain.request, gain.token_ids, now)
                 if gain.request.is_finished:
                     del in_flight[gain.request.request_id]
     finally:
@@ -130,7 +130,8 @@ def closed_loop(engine: Engine, jobs: Sequence[Job], concurrency: int, speculati
     return [outcome for outcome in outcomes if outcome is not None]
 
 
-def _record(outcome: Outcome, request: Request, token_ids: tuple[int, ...], now: float) -> None:
+def record(outcome: Outcome, request: Request, token_ids: tuple[int, ...], now: float) -> None:
+    """Note what a request gained at this moment; a failed request ends the measurement."""
     if token_ids:
         outcome.token_ids += token_ids
         outcome.emissions.append((now, len(token_ids)))
