@@ -68,7 +68,8 @@ def sources(gain: Gain) -> list[str]:
 class Choice:
     """One choice while it runs: its request and the reader's own copy of its text.
 
-    echo   set to let the prompt come before the output
+    echo           set to let the prompt come before the output
+    drops_output   set where only the echoed prompt is wanted
     """
 
     def __init__(self, index: int, request: Request, text: OutputText | None, echo: Detokenizer | None = None) -> None:
@@ -76,6 +77,7 @@ class Choice:
         self.request = request
         self.last_at: float | None = None
         self._text = text
+        self.drops_output = False
         self._echo = echo
         self._length = 0
 
@@ -91,7 +93,8 @@ class Choice:
         logprobs = gain.logprobs or (None,) * len(gain.token_ids)
         pieces = self._take_prompt()
         for token_id, source, logprob, end in zip(gain.token_ids, sources(gain), logprobs, ends):
-            pieces.append(self._piece(token_id, self._push(token_id, end), source, logprob))
+            if not self.drops_output:
+                pieces.append(self._piece(token_id, self._push(token_id, end), source, logprob))
         reason = gain.finish_reason.value if gain.finish_reason else None
         return Delta(self.index, tuple(pieces), reason, gain.num_drafted, gain.num_accepted)
 
@@ -199,7 +202,7 @@ class Generation:
 
     def _count(self, gain: Gain) -> None:
         choice = self.choices[gain.index]
-        self.num_output_tokens += len(gain.token_ids)
+        self.num_output_tokens += 0 if choice.drops_output else len(gain.token_ids)
         if choice.last_at is None:
             self._metrics.count_first_token(gain.joined_at - self.arrived_at, gain.at - self.arrived_at)
             self.first_token_at = self.first_token_at or gain.at

@@ -151,9 +151,15 @@ class CompletionBody(GenerationBody):
             raise InvalidRequestError(
                 f"best_of is {self.best_of}; only best_of equal to n is supported", param="best_of"
             )
-        if not self.echo or self.logprobs is None:
-            return {}
-        return {"prompt_logprobs": self.logprobs}  # an echoed prompt is scored like the output behind it
+        special: dict[str, Any] = {"max_tokens": 1} if self.only_echoes else {}
+        if self.echo and self.logprobs is not None:
+            special["prompt_logprobs"] = self.logprobs  # an echoed prompt is scored like the output behind it
+        return special
+
+    @property
+    def only_echoes(self) -> bool:
+        """True where nothing but the prompt is wanted, with its scores; one token is made and dropped."""
+        return bool(self.echo) and self.max_tokens == 0
 
 
 class ChatBody(GenerationBody):

@@ -74,6 +74,8 @@ class Serving:
         choices = make_choices(
             self.engine, self.tokenizer, prompts, params, cache_salt=body.cache_salt, echo=bool(body.echo)
         )
+        for choice in choices:
+            choice.drops_output = body.only_echoes
         return await self._answer(request, body, self._start(request, choices, arrived_at), CompletionShape())
 
     async def chat(self, request: Request) -> Response:

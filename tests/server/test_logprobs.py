@@ -79,6 +79,17 @@ def test_an_echoed_prompt_is_scored_from_its_second_token_on(llm: specdec.LLM, f
     assert logprobs["token_logprobs"][1 : len(prompt)] == pytest.approx(values, abs=1e-9)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_can_be_scored_without_any_output(stream: bool) -> None:
+    body: dict[str, Any] = {"prompt": "the quick", "max_tokens": 0, "echo": True, "logprobs": 1, "stream": stream}
+    body |= {"stream_options": {"include_usage": True}} if stream else {}
+    reply = post(scripted_engine(), COMPLETIONS, **body)
+    choice = reply[0]["choices"][0] if stream else reply["choices"][0]
+    assert choice["text"] == "the quick" and len(choice["logprobs"]["token_logprobs"]) == 9
+    usage = reply[-1]["usage"] if stream else reply["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (9, 0)
+
+
 def test_echo_alone_puts_the_prompt_before_the_text() -> None:
     body: dict[str, Any] = {"prompt": ["the ", "the quick "], "n": 2, "max_tokens": 5, "echo": True}
     reply = post(scripted_engine(), COMPLETIONS, **body)
