@@ -94,7 +94,6 @@ class Comparison:
         self.runs.append(run)
         self.save(run)
 
-
     def _judgement(
         self, jobs: Sequence[Job], reference: Sequence[Sequence[int]], outcomes: Sequence[Outcome]
     ) -> dict[str, Any]:

@@ -100,9 +100,7 @@ def sampling_params(job: Job, speculative: SpeculativeParams) -> SamplingParams:
     )
 
 
-def closed_loop(
-    engine: Engine, jobs: Sequence[Job], concurrency: int, speculative: SpeculativeParams
-) -> list[Outcome]:
+def closed_loop(engine: Engine, jobs: Sequence[Job], concurrency: int, speculative: SpeculativeParams) -> list[Outcome]:
     """Keep `concurrency` requests in flight until all jobs are served, stepping the engine here.
 
     A job is submitted when a place is free, so no time is spent waiting outside the engine.
@@ -123,7 +121,7 @@ def closed_loop(
             for gain in gains:
                 outcome = outcomes[in_flight[gain.request.request_id]]
                 assert outcome is not None
-                _record(outcome, gain.request, gain.token_ids, now)
+                record(outcome, gain.request, gain.token_ids, now)
                 if gain.request.is_finished:
                     del in_flight[gain.request.request_id]
     finally:
@@ -132,7 +130,8 @@ def closed_loop(
     return [outcome for outcome in outcomes if outcome is not None]
 
 
-def _record(outcome: Outcome, request: Request, token_ids: tuple[int, ...], now: float) -> None:
+def record(outcome: Outcome, request: Request, token_ids: tuple[int, ...], now: float) -> None:
+    """Note what a request gained at this moment; a failed request ends the measurement."""
     if token_ids:
         outcome.token_ids += token_ids
         outcome.emissions.append((now, len(token_ids)))

@@ -72,6 +72,9 @@ class Run:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Run:
         """Back from JSON; keys of other rooms are ignored."""
+        missing = set(cls.__slots__) - set(record)
+        if missing:
+            raise ValueError(f"a {KIND} record lacks {', '.join(sorted(missing))}; another version wrote it")
         values = {name: record[name] for name in cls.__slots__}
         values["stats"] = RequestStats(**values["stats"]) if values["stats"] is not None else None
         values["forks"] = [Fork(**fork) for fork in values["forks"]]

@@ -135,7 +135,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.arrival = 0
-        self.priority = 0
+        self.priority = params.priority or 0
         self.leader: Request | None = None
         self.cache_salt: str | None = None
         self.stats = RequestStats()

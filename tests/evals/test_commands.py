@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evals import overhead, results, speedup
+from evals import overhead, report, results, speedup
 
 
 def speedup_arguments(toy: str, out: Path) -> list[str]:
@@ -70,3 +70,24 @@ def test_an_overrun_budget_fails(tmp_path: Path) -> None:
     arguments = ["--rows", "1", "--k", "0", "--steps", "5", "--out", str(tmp_path / "o")]
     assert overhead.main([*arguments, "--budget", "1=1"]) == 1
     assert overhead.main([*arguments, "--budget", "1=1e9"]) == 0
+
+
+def test_report(toy: str, tmp_path: Path) -> None:
+    """The page fetches nothing, every plot comes out in both forms, and every number is the run's own."""
+    out, directory = tmp_path / "speedup.jsonl", tmp_path / "report"
+    assert speedup.main([*speedup_arguments(toy, out), "--concurrency", "2"]) == 0
+    assert report.main([str(out), "--out", str(directory)]) == 0
+    page, text = (directory / "report.html").read_text(), (directory / "report.md").read_text()
+    assert "src=" not in page and page.count("<svg") == len(report.PLOTS)
+    record = next(iter(results.read(out)))
+    assert record["command"] in text and str(record["commit"]) in page
+    assert all((directory / f"{name}.{form}").stat().st_size for name in report.PLOTS for form in report.FORMATS)
+
+
+def test_report_refuses_to_mix_settings(tmp_path: Path, toy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Negative control: two maximal lengths in one table would be a lie."""
+    out = tmp_path / "mixed.jsonl"
+    base = [*speedup_arguments(toy, out), "--concurrency", "2", "--repeats", "1", "--methods", "plain"]
+    assert speedup.main(base) == speedup.main([*base, "--max-tokens", "3"]) == 0
+    assert report.main([str(out), "--out", str(tmp_path / "report")]) == 2
+    assert "differ in settings" in capsys.readouterr().err
