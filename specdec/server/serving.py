@@ -28,6 +28,7 @@ from specdec.server.options import ServerOptions
 from specdec.server.protocol import ChatBody, CompletionBody, GenerationBody, read_body, read_messages, read_prompts
 from specdec.server.replies import ChatShape, CompletionShape, Extras, Replies, Shape
 from specdec.server.streaming import DONE, EventStream, event, watch_client
+from specdec.server.token_text import TokenText
 from specdec.tokenizer import Tokenizer
 
 logger = logging.getLogger("specdec.server")
@@ -55,6 +56,7 @@ class Serving:
         self.metrics = Metrics(engine.engine)
         inner = engine.engine.target.model.tokenizer
         self.tokenizer = Tokenizer(inner) if inner is not None else None
+        self._words = TokenText(self.tokenizer) if self.tokenizer is not None else None
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="specdec-text")
         self._logged_fields: set[str] = set()
 
@@ -69,7 +71,11 @@ class Serving:
         given = read_prompts(body.prompt)
         self.admission.check_room(len(given) * params.n, request.state.key)
         prompts = await self.encode(given)
-        choices = make_choices(self.engine, self.tokenizer, prompts, params, body.cache_salt)
+        choices = make_choices(
+            self.engine, self.tokenizer, prompts, params, cache_salt=body.cache_salt, echo=bool(body.echo)
+        )
+        for choice in choices:
+            choice.drops_output = body.only_echoes
         return await self._answer(request, body, self._start(request, choices, arrived_at), CompletionShape())
 
     async def chat(self, request: Request) -> Response:
@@ -81,7 +87,7 @@ class Serving:
         self.admission.check_room(params.n, request.state.key)
         prompt = await self.encode_chat(read_messages(body.messages))
         try:
-            choices = make_choices(self.engine, self.tokenizer, [prompt], params, body.cache_salt)
+            choices = make_choices(self.engine, self.tokenizer, [prompt], params, cache_salt=body.cache_salt)
         except InvalidRequestError as error:
             error.param = "messages" if error.param == "prompt" else error.param
             raise
@@ -159,7 +165,8 @@ class Serving:
     # ------------------------------------------------------------------ the way out
 
     async def _answer(self, request: Request, body: GenerationBody, running: Generation, shape: Shape) -> Response:
-        replies = Replies(shape, self.name, Extras.of(body))
+        asks_logprobs = running.choices[0].request.params.logprobs is not None
+        replies = Replies(shape, self.name, Extras.of(body), self._words if asks_logprobs else None)
         if body.stream:
             events = self._events(running, replies)
             return EventStream(events, running.close, keep_alive_seconds=self.options.keep_alive_seconds)
