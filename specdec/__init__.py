@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from specdec.llm import LLM, generate
+    from specdec.logprobs import TokenLogprob
     from specdec.outputs import CompletionOutput, RequestOutput
     from specdec.sampling_params import SamplingParams, SpeculativeParams
 
@@ -38,6 +39,7 @@ _HOME = {
     "SpecdecError": "specdec.errors",
     "SpeculativeConfig": "specdec.config",
     "SpeculativeParams": "specdec.sampling_params",
+    "TokenLogprob": "specdec.logprobs",
     "UnsupportedModelError": "specdec.errors",
     "generate": "specdec.llm",
 }
@@ -55,6 +57,7 @@ __all__ = [
     "SpecdecError",
     "SpeculativeConfig",
     "SpeculativeParams",
+    "TokenLogprob",
     "UnsupportedModelError",
     "generate",
 ]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from specdec.engine import Engine
+from specdec.engine import Engine, link_choices
 from specdec.errors import EngineDeadError, SpecdecError
 from specdec.request import FinishReason, Request, StopMatcher
 from specdec.sampling_params import SamplingParams
@@ -190,6 +190,7 @@ class AsyncEngine:
             )
             request.cache_salt = cache_salt
             made.append(request)
+        link_choices(made)
         return made
 
     def submit(self, requests: Sequence[Request]) -> GainStream:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from specdec.logprobs import TokenLogprob
 from specdec.request import Request
 
 
@@ -52,8 +53,21 @@ class Row:
 
     @property
     def num_choices(self) -> int:
-        """Logits rows: one per draft and one more, or none in a prompt chunk."""
+        """Tokens the target chooses: one per draft and one more, or none in a prompt chunk."""
         return len(self.draft_token_ids) + 1 if self.chooses else 0
+
+    @property
+    def num_prompt_logits(self) -> int:
+        """Prompt tokens of this row whose successor, a prompt token too, owes a log-probability."""
+        if not self.request.owes_prompt_logprobs:
+            return 0
+        first = max(self.start, len(self.request.prompt_logprobs) - 1)
+        return max(min(self.end, self.request.num_prompt_tokens - 1) - first, 0)
+
+    @property
+    def num_logits(self) -> int:
+        """Logits rows, the row's last tokens: of the prompt first, then those that choose."""
+        return self.num_prompt_logits + self.num_choices
 
     @property
     def query_token_ids(self) -> list[int]:
@@ -118,12 +132,24 @@ class Batch:
 class Verdict:
     """What the target says of a batch; one entry a row.
 
-    token_ids      accepted drafts and the target's own token behind them; empty for a prompt chunk
-    failed         True where the row's logits were not finite
+    token_ids         accepted drafts and the target's own token behind them; empty for a prompt chunk
+    failed            True where the row's logits were not finite
+    logprobs          one value a token, or none where not asked for
+    prompt_logprobs   of the prompt tokens this step judged, in order
     """
 
     token_ids: tuple[tuple[int, ...], ...]
     failed: tuple[bool, ...]
+    logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+
+    def logprobs_of(self, index: int) -> tuple[TokenLogprob, ...]:
+        """Of the tokens of row `index`."""
+        return self.logprobs[index] if self.logprobs else ()
+
+    def prompt_logprobs_of(self, index: int) -> tuple[TokenLogprob, ...]:
+        """Of the prompt tokens of row `index`."""
+        return self.prompt_logprobs[index] if self.prompt_logprobs else ()
 
     def num_accepted(self, index: int) -> int:
         """Drafts of row `index` the target agreed to."""

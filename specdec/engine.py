@@ -20,6 +20,7 @@ from specdec.request import Request, StopMatcher
 from specdec.sampling import verify
 from specdec.sampling_params import SamplingParams
 from specdec.scheduler import Emitted, Scheduler
+from specdec.vocabulary import resolve
 
 logger = logging.getLogger("specdec")
 
@@ -40,6 +41,12 @@ def derive_seed(seed: int, index: int) -> int:
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK64
         mixed ^= mixed >> 31
     return mixed - 2**64 if mixed >= 2**63 else mixed
+
+
+def link_choices(requests: Sequence[Request]) -> None:
+    """Let the n choices of one prompt share its blocks: the first computes it, the others wait for that."""
+    for request in requests[1:]:
+        request.leader = requests[0]
 
 
 class Engine:
@@ -83,16 +90,27 @@ class Engine:
         """
         prompt = self._checked_prompt(prompt_token_ids)
         seed = params.seed if params.seed is not None else base_seed
+        model = self.target.model
         stop_ids = frozenset(params.stop_token_ids or ())
-        return Request(
+        if not params.ignore_eos:
+            stop_ids |= model.eos_token_ids
+        request = Request(
             request_id,
             prompt,
             params,
             noise_seed=derive_seed(self.fresh_seed() if seed is None else seed, index),
             max_output_tokens=self._max_output_tokens(len(prompt), params.max_tokens),
-            stop_token_ids=stop_ids if params.ignore_eos else stop_ids | self.target.model.eos_token_ids,
+            stop_token_ids=stop_ids,
             stop_matcher=stop_matcher,
         )
+        request.rules = resolve(params, stop_ids, model.vocab_size, getattr(model, "tokenizer", None))
+        if request.max_output_tokens < request.rules.min_tokens:
+            raise InvalidRequestError(
+                f"min_tokens is {params.min_tokens}; behind this prompt there is room for "
+                f"{request.max_output_tokens} tokens",
+                param="min_tokens",
+            )
+        return request
 
     def fresh_seed(self) -> int:
         """A seed nobody had before in this engine."""
@@ -181,7 +199,7 @@ class Engine:
     def _run(self, plan: Plan) -> list[Emitted]:
         drafts = self.proposer.propose(plan)
         batch = self.controller.admit(plan, drafts)
-        segments = [Segment(r.query_token_ids, r.start, r.request.block_table, r.num_choices) for r in batch]
+        segments = [Segment(r.query_token_ids, r.start, r.request.block_table, r.num_logits) for r in batch]
         logits = self.target.forward(self.target.pack(segments))
         verdict = verify(batch, logits)
         self.proposer.observe(batch, verdict)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from specdec.assembly import build, resolve_draft
 from specdec.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
-from specdec.engine import Engine
+from specdec.engine import Engine, link_choices
 from specdec.errors import InvalidRequestError
 from specdec.outputs import CompletionOutput, RequestOutput
 from specdec.request import Request
@@ -152,6 +152,8 @@ class LLM:
         for sequence in sequences:
             choices = outputs[sequence.prompt_index].outputs
             choices.append(_completion(len(choices), sequence))
+            if sequence.request.params.prompt_logprobs is not None:
+                outputs[sequence.prompt_index].prompt_logprobs = sequence.request.prompt_logprobs
         return outputs
 
     def _sequences(self, prompt_index: int, prompt: list[int], params: SamplingParams) -> list[_Sequence]:
@@ -162,12 +164,18 @@ class LLM:
         for index in range(params.n):
             text = None
             if self.tokenizer is not None:
-                text = OutputText(self.tokenizer, params.stop_strings, skip_special_tokens=params.skip_special_tokens)
+                text = OutputText(
+                    self.tokenizer,
+                    params.stop_strings,
+                    skip_special_tokens=params.skip_special_tokens,
+                    min_tokens=params.min_tokens or 0,
+                )
             matcher = text if params.stop_strings else None
             request = self.engine.make_request(
                 f"offline-{next(self._ids)}", prompt, params, index=index, base_seed=base_seed, stop_matcher=matcher
             )
             made.append(_Sequence(prompt_index, request, text))
+        link_choices([sequence.request for sequence in made])
         return made
 
     def _drive(self, sequences: dict[str, _Sequence], show: bool) -> None:
@@ -201,6 +209,7 @@ def _completion(index: int, sequence: _Sequence) -> CompletionOutput:
         token_ids=request.output_token_ids,
         finish_reason=request.finish_reason.value if request.finish_reason else None,
         error=request.error,
+        logprobs=None if request.params.logprobs is None else request.logprobs,
         stats=request.stats,
     )
 

@@ -6,8 +6,8 @@ Plain values; they know nothing of the engine that made them.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from specdec.logprobs import TokenLogprob
 from specdec.request import RequestStats
 
 
@@ -17,14 +17,14 @@ class CompletionOutput:
 
     finish_reason   "stop", "length", "abort" or "error"
     error           what went wrong, when finish_reason is "error"
-    logprobs        None: not asked for
+    logprobs        one value for each of token_ids; None: not asked for
     """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: str | None
-    logprobs: Any | None = None
+    logprobs: list[TokenLogprob] | None = None
     error: str | None = None
     stats: RequestStats = field(default_factory=RequestStats)
 
@@ -33,13 +33,15 @@ class CompletionOutput:
 class RequestOutput:
     """All choices of one prompt.
 
-    prompt   the text given; None when token ids were given
+    prompt            the text given; None when token ids were given
+    prompt_logprobs   one value for each prompt token, None for the first; None: not asked for
     """
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
     @property
     def stats(self) -> RequestStats:

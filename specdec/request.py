@@ -10,6 +10,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specdec.logprobs import TokenLogprob
+from specdec.rules import Rules
 from specdec.sampling_params import SamplingParams
 
 
@@ -100,6 +102,12 @@ class Request:
     block_table          block i holds positions i * block_size ...
     noise_seed           64 bits; with the output position it fixes the noise of every choice
     max_output_tokens    resolved from max_tokens, the model length and the pool
+    priority             lower runs first and is preempted last
+    cache_salt           requests share cached blocks only where their salts are equal
+    leader               the first of n choices; the others wait for its prompt and share its blocks
+    rules                what the parameters mean for token ids
+    logprobs             one value for each emitted token, where they were asked for
+    prompt_logprobs      one for each prompt token the target has judged; None for the first, which follows nothing
     """
 
     def __init__(
@@ -127,9 +135,14 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.arrival = 0
-        self.priority = 0
+        self.priority = params.priority or 0
+        self.leader: Request | None = None
         self.cache_salt: str | None = None
         self.stats = RequestStats()
+        self.rules = Rules.of(params, stop_token_ids)
+        self.counts = self.rules.counts(prompt_token_ids)
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob | None] = [None]
 
     @property
     def num_tokens(self) -> int:
@@ -150,16 +163,18 @@ class Request:
     def num_owed_tokens(self) -> int:
         """Tokens the target still owes this request: all it knows, less all it has cached.
 
-        >>> from specdec.sampling_params import SamplingParams
-        >>> r = Request("r", [0] * 7, SamplingParams())
-        >>> r.num_owed_tokens           # a new prompt
-        7
-        >>> r.num_computed_tokens = 7; r.token_ids.append(1)
-        >>> r.num_owed_tokens           # decode
-        1
-        >>> r.num_computed_tokens = 0
-        >>> r.num_owed_tokens           # after preemption
-        8
+                >>> from specdec.logprobs import TokenLogprob
+        from specdec.rules import Rules
+        from specdec.sampling_params import SamplingParams
+                >>> r = Request("r", [0] * 7, SamplingParams())
+                >>> r.num_owed_tokens           # a new prompt
+                7
+                >>> r.num_computed_tokens = 7; r.token_ids.append(1)
+                >>> r.num_owed_tokens           # decode
+                1
+                >>> r.num_computed_tokens = 0
+                >>> r.num_owed_tokens           # after preemption
+                8
         """
         return len(self.token_ids) - self.num_computed_tokens
 
@@ -173,6 +188,11 @@ class Request:
         """Most drafts that can still be emitted: one place of the budget belongs to the target's own token."""
         return max(self.max_output_tokens - self.num_output_tokens - 1, 0)
 
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        """True while prompt tokens wait for the log-probabilities that were asked for."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
+
     def extend(self, token_ids: list[int]) -> int:
         """Append tokens up to the earliest end of the request; return how many were kept.
 
@@ -180,6 +200,8 @@ class Request:
         """
         for kept, token_id in enumerate(token_ids, start=1):
             self.token_ids.append(token_id)
+            if self.counts is not None:
+                self.counts.add(token_id)
             if token_id in self.stop_token_ids or (self.stop_matcher is not None and self.stop_matcher.push(token_id)):
                 self.finish_reason = FinishReason.STOP
             elif self.num_output_tokens >= self.max_output_tokens:

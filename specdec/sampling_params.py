@@ -1,7 +1,7 @@
 """Sampling parameters: what one request asks for, checked at the door.
 
-It knows ranges and types, nothing of tokens or models. A parameter the engine cannot honour yet
-is refused by name; none is ever ignored.
+It knows ranges and types, nothing of tokens or models: whether an id is in the vocabulary is checked
+where the model is known. A parameter the engine cannot honour yet is refused by name; none is ever ignored.
 """
 
 from __future__ import annotations
@@ -19,21 +19,15 @@ GREEDY_BELOW = 1e-5
 
 MAX_STOP_STRINGS = 64
 MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_REPETITION_PENALTY = 100.0
+MAX_BAD_WORDS = 1024
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+_MAX_ID = 2**31 - 1
 
 # Known names whose neutral value is accepted and any other refused, until they are built.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "min_p": (0, None),
-    "presence_penalty": (0, None),
-    "frequency_penalty": (0, None),
-    "repetition_penalty": (1, None),
-    "logit_bias": (None, {}),
-    "bad_words": (None, []),
-    "allowed_token_ids": (None,),
-    "min_tokens": (0, None),
-    "logprobs": (None,),
-    "prompt_logprobs": (None,),
     "structured_outputs": (None,),
-    "priority": (0, None),
 }
 
 
@@ -62,6 +56,12 @@ def _boolean(param: str, value: object) -> bool:
     return value
 
 
+def _ids(param: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise _fail(param, value, "a list of token ids")
+    return tuple(_integer(param, i, 0, _MAX_ID) for i in value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeParams:
     """One request's own say over speculation.
@@ -83,13 +83,24 @@ class SpeculativeParams:
 class SamplingParams:
     """How the tokens of one request are chosen and when it ends; OpenAI's and vLLM's names.
 
-    n             independent choices of one prompt
-    temperature   0 (and anything below 1e-5) is greedy
-    top_k         keep the k likeliest tokens; 0 or -1: all
-    top_p         keep the likeliest tokens whose mass reaches top_p
-    seed          None: drawn freshly for every request
-    max_tokens    None: as many as the model length and the cache allow
-    stop          strings that end the output and are cut from it
+    n                    independent choices of one prompt
+    temperature          0 (and anything below 1e-5) is greedy
+    top_k                keep the k likeliest tokens; 0 or -1: all
+    top_p                keep the likeliest tokens whose mass reaches top_p
+    min_p                keep tokens at least min_p times as likely as the likeliest
+    seed                 None: drawn freshly for every request
+    max_tokens           None: as many as the model length and the cache allow
+    min_tokens           nothing ends the output before it has this many tokens
+    stop                 strings that end the output and are cut from it
+    repetition_penalty   above 1: tokens of prompt and output become less likely; 1: off
+    presence_penalty     above 0: tokens of the output become less likely
+    frequency_penalty    the same for every time they occur in it
+    logit_bias           token id -> number added to its score
+    bad_words            texts that the output may not complete
+    allowed_token_ids    the only ids that may be chosen
+    logprobs             report each token's log-probability and the N likeliest at its place
+    prompt_logprobs      the same for the tokens of the prompt
+    logprobs_mode        "raw_logprobs": of the model; "processed_logprobs": of the law the token was drawn from
     """
 
     n: int = 1
@@ -113,6 +124,7 @@ class SamplingParams:
     min_tokens: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: str = "raw_logprobs"
     structured_outputs: object | None = None
     priority: int | None = None
     stop_strings: tuple[str, ...] = field(init=False, repr=False)
@@ -123,6 +135,8 @@ class SamplingParams:
             if isinstance(value, bool) or value not in neutral:
                 raise InvalidRequestError(f"{name} is {value!r}; {name} is not supported yet", param=name)
         _integer("n", self.n, 1, MAX_N)
+        if self.priority is not None:
+            _integer("priority", self.priority, -(2**31), 2**31 - 1)
         self._set("temperature", _number("temperature", self.temperature, 0.0, 100.0))
         self._set("top_p", _number("top_p", self.top_p, 0.0, 1.0))
         if self.top_p == 0.0:
@@ -137,6 +151,56 @@ class SamplingParams:
         self._set("stop_strings", self._checked_stop())
         self._set("stop_token_ids", self._checked_stop_ids())
         self._set("speculative", self._checked_speculative())
+        self._check_processors()
+        self._check_limits()
+
+    def _check_processors(self) -> None:
+        """What changes scores; None is the neutral value of each."""
+        ranges = {"min_p": (0.0, 1.0), "presence_penalty": (-2.0, 2.0), "frequency_penalty": (-2.0, 2.0)}
+        for name, (low, high) in ranges.items():
+            if getattr(self, name) is not None:
+                self._set(name, _number(name, getattr(self, name), low, high))
+        if self.repetition_penalty is not None:
+            value = _number("repetition_penalty", self.repetition_penalty, 0.0, MAX_REPETITION_PENALTY)
+            if value == 0.0:
+                raise _fail("repetition_penalty", value, f"above 0 and at most {MAX_REPETITION_PENALTY:g}")
+            self._set("repetition_penalty", value)
+        self._set("logit_bias", self._checked_bias())
+        self._set("bad_words", self._checked_bad_words())
+        if self.allowed_token_ids is not None:
+            self._set("allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise _fail("allowed_token_ids", self.allowed_token_ids, "a list of at least one token id")
+
+    def _check_limits(self) -> None:
+        if self.min_tokens is not None:
+            _integer("min_tokens", self.min_tokens, 0, _MAX_ID)
+            if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+                raise _fail("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise _fail("logprobs_mode", self.logprobs_mode, f"one of {', '.join(LOGPROBS_MODES)}")
+
+    def _checked_bias(self) -> dict[int, float]:
+        """Keys may be strings of digits, as they must be in JSON."""
+        bias = {} if self.logit_bias is None else self.logit_bias
+        if not isinstance(bias, Mapping):
+            raise _fail("logit_bias", bias, "an object from token id to a number from -100 to 100")
+        checked = {}
+        for key, value in bias.items():
+            token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12 else key
+            checked[_integer("logit_bias", token_id, 0, _MAX_ID)] = _number("logit_bias", value, -100.0, 100.0)
+        return checked
+
+    def _checked_bad_words(self) -> tuple[str, ...]:
+        words = () if self.bad_words is None else self.bad_words
+        if not isinstance(words, (list, tuple)) or len(words) > MAX_BAD_WORDS:
+            raise _fail("bad_words", words, f"a list of at most {MAX_BAD_WORDS} strings")
+        if any(not isinstance(w, str) or not w.strip() for w in words):
+            raise _fail("bad_words", words, "made of strings that are not empty")
+        return tuple(words)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # normalising inside __post_init__ only
@@ -152,12 +216,7 @@ class SamplingParams:
         return tuple(stop)
 
     def _checked_stop_ids(self) -> tuple[int, ...]:
-        ids = self.stop_token_ids
-        if ids is None:
-            return ()
-        if not isinstance(ids, (list, tuple)):
-            raise _fail("stop_token_ids", ids, "a list of token ids")
-        return tuple(_integer("stop_token_ids", i, 0, 2**31 - 1) for i in ids)
+        return () if self.stop_token_ids is None else _ids("stop_token_ids", self.stop_token_ids)
 
     def _checked_speculative(self) -> SpeculativeParams:
         value = self.speculative

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from specdec.batch import Batch, Plan, Row, Verdict
 from specdec.block_pool import BlockPool
 from specdec.config import SchedulerConfig
+from specdec.logprobs import TokenLogprob
 from specdec.request import FinishReason, Request
 
 
@@ -25,12 +26,14 @@ class Emitted:
     token_ids      new tokens, at most num_accepted + 1
     num_drafted    drafts that were judged
     num_accepted   how many of token_ids came from the draft
+    logprobs       one a token, where they were asked for
     """
 
     request: Request
     token_ids: tuple[int, ...]
     num_drafted: int
     num_accepted: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def share_evenly(wanted: Sequence[int], budget: int) -> list[int]:
@@ -170,23 +173,42 @@ class Scheduler:
         preempted in its first step.
         """
         admitted: list[Request] = []
-        while self.waiting and len(admitted) < most and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting[0]
-            root = self.pool.root_hash(request.cache_salt)
-            hits, hashes = self.pool.match(request.token_ids, root)
-            needed = self.pool.blocks_for(request.num_tokens) - len(hits)
-            spare = len(self.running) + 1 if self.running else 0
-            if needed + spare > self.pool.num_free_blocks - self.pool.num_evictable(hits):
+        for request in list(self.waiting):
+            if len(admitted) >= most or len(self.running) >= self.config.max_num_seqs:
                 break
-            self.waiting.pop(0)
-            self.pool.hold(hits)
-            request.block_table = hits + self.pool.allocate(needed)
-            request.block_hashes = hashes
-            request.num_computed_tokens = len(hits) * self.pool.block_size
-            self._count_hits(request)
-            self._insert(self.running, request)
+            if self._waits_for_leader(request):
+                continue
+            if not self._join(request):
+                break
             admitted.append(request)
         return admitted
+
+    def _waits_for_leader(self, request: Request) -> bool:
+        """True while the first of n choices still computes the prompt whose blocks the others will share."""
+        leader = request.leader
+        if leader is None or leader.is_finished or not self.pool.enable_prefix_caching:
+            return False
+        shareable = (request.num_prompt_tokens - 1) // self.pool.block_size * self.pool.block_size
+        return leader.num_computed_tokens < shareable
+
+    def _join(self, request: Request) -> bool:
+        """Move one waiting request to the running ones, with blocks for all it knows; False where they lack."""
+        root = self.pool.root_hash(request.cache_salt)
+        hits, hashes = self.pool.match(request.token_ids, root)
+        if request.owes_prompt_logprobs:  # a cached position has no scores to tell
+            hits, hashes = [], []
+        needed = self.pool.blocks_for(request.num_tokens) - len(hits)
+        spare = len(self.running) + 1 if self.running else 0
+        if needed + spare > self.pool.num_free_blocks - self.pool.num_evictable(hits):
+            return False
+        self.waiting.remove(request)
+        self.pool.hold(hits)
+        request.block_table = hits + self.pool.allocate(needed)
+        request.block_hashes = hashes
+        request.num_computed_tokens = len(hits) * self.pool.block_size
+        self._count_hits(request)
+        self._insert(self.running, request)
+        return True
 
     def _count_hits(self, request: Request) -> None:
         if request.stats.num_preemptions == 0:  # a resumed request is not a new query
@@ -205,17 +227,20 @@ class Scheduler:
         emitted = []
         for index, row in enumerate(batch):
             if verdict.failed[index]:
-                row.request.error = "the model's scores were not finite"
+                row.request.error = "no token could be chosen: the scores were not finite"
                 self._finish(row.request, FinishReason.ERROR)
                 emitted.append(Emitted(row.request, (), 0, 0))
             else:
-                emitted.append(self._commit_row(row, verdict.token_ids[index], verdict.num_accepted(index)))
+                row.request.prompt_logprobs += verdict.prompt_logprobs_of(index)
+                emitted.append(self._commit_row(row, verdict, index))
         return emitted
 
-    def _commit_row(self, row: Row, token_ids: tuple[int, ...], num_accepted: int) -> Emitted:
-        request = row.request
+    def _commit_row(self, row: Row, verdict: Verdict, index: int) -> Emitted:
+        request, token_ids = row.request, verdict.token_ids[index]
         kept = request.extend(list(token_ids))
-        num_accepted = min(num_accepted, kept)
+        logprobs = verdict.logprobs_of(index)[:kept]
+        request.logprobs += logprobs
+        num_accepted = min(verdict.num_accepted(index), kept)
         num_drafted = len(row.draft_token_ids)
         if kept < len(token_ids):  # a stop cut the run: drafts behind it were never judged
             num_drafted = min(num_drafted, kept)
@@ -230,7 +255,7 @@ class Scheduler:
             keep = self.pool.blocks_for(request.num_tokens)
             self.pool.release(request.block_table[keep:])
             del request.block_table[keep:]
-        return Emitted(request, token_ids[:kept], num_drafted, num_accepted)
+        return Emitted(request, token_ids[:kept], num_drafted, num_accepted, logprobs)
 
     def _register(self, request: Request) -> None:
         full = request.num_computed_tokens // self.pool.block_size

@@ -97,14 +97,24 @@ class Detokenizer:
 class OutputText:
     """The text of one output with stop strings cut out, and what of it may be shown already.
 
+    A stop string that is complete before `min_tokens` tokens are out is ordinary text.
+
     text       text shown so far plus what is held back; ends before a stop string once one is complete
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...] = (),
+        *,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stop = stop
         self._longest = max(map(len, stop), default=0)
         self._shown = 0
+        self._num_early = min_tokens - 1  # tokens still to come that may not end the output
         self.text = ""
         self.is_stopped = False
 
@@ -112,11 +122,14 @@ class OutputText:
         """Take a token; True when it completes a stop string (the request is then over)."""
         if not self.is_stopped:
             self._append(self._detokenizer.push(token_id))
+            self._num_early -= 1
         return self.is_stopped
 
     def _append(self, new: str) -> None:
         searched = max(len(self.text) - self._longest + 1, 0)
         self.text += new
+        if self._num_early > 0:
+            return
         found = [at for at in (self.text.find(s, searched) for s in self._stop) if at >= 0]
         if found:
             self.text = self.text[: min(found)]

@@ -37,7 +37,44 @@ BAD: list[tuple[str, Any]] = [
     ("stop_token_ids", [-1]),
     ("stop_token_ids", [True]),
     ("stop_token_ids", 5),
+    ("stop_token_ids", [2**63]),
     ("ignore_eos", 1),
+    ("min_p", -0.1),
+    ("min_p", 1.5),
+    ("min_p", float("nan")),
+    ("presence_penalty", 2.1),
+    ("presence_penalty", float("inf")),
+    ("presence_penalty", False),
+    ("frequency_penalty", -2.1),
+    ("frequency_penalty", "1"),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", -1),
+    ("repetition_penalty", 1e9),
+    ("repetition_penalty", float("nan")),
+    ("logit_bias", {1: 101}),
+    ("logit_bias", {1: float("nan")}),
+    ("logit_bias", {-1: 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"x": 1}),
+    ("logit_bias", {True: 1}),
+    ("logit_bias", {2**63: 1}),
+    ("logit_bias", [1]),
+    ("bad_words", "x"),
+    ("bad_words", [""]),
+    ("bad_words", [" "]),
+    ("bad_words", [1]),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", [-1]),
+    ("allowed_token_ids", [1.5]),
+    ("allowed_token_ids", 3),
+    ("min_tokens", -1),
+    ("min_tokens", 17),
+    ("min_tokens", 1.0),
+    ("logprobs", -1),
+    ("logprobs", 21),
+    ("logprobs", True),
+    ("prompt_logprobs", 2**63),
+    ("logprobs_mode", "raw"),
     ("skip_special_tokens", None),
     ("speculative", {"enabled": 1}),
     ("speculative", {"num_speculative_tokens": -1}),
@@ -53,20 +90,7 @@ def test_a_bad_value_is_refused_by_name(name: str, value: Any) -> None:
     assert isinstance(caught.value, InvalidRequestError) and (caught.value.param or "").startswith(name)
 
 
-UNSUPPORTED: list[tuple[str, Any]] = [
-    ("min_p", 0.1),
-    ("presence_penalty", 1),
-    ("frequency_penalty", -2),
-    ("repetition_penalty", 1.1),
-    ("logit_bias", {1: 5}),
-    ("bad_words", ["x"]),
-    ("allowed_token_ids", [1]),
-    ("min_tokens", 3),
-    ("logprobs", 0),
-    ("prompt_logprobs", 1),
-    ("structured_outputs", {"json": {}}),
-    ("priority", 1),
-]
+UNSUPPORTED: list[tuple[str, Any]] = [("structured_outputs", {"json": {}})]
 
 
 @pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
@@ -77,6 +101,14 @@ def test_what_is_not_built_yet_is_refused_and_never_ignored(name: str, value: An
 
 def test_neutral_values_pass() -> None:
     SamplingParams(min_p=0, presence_penalty=0, repetition_penalty=1.0, logit_bias={}, bad_words=[], stop=[], top_k=0)
+    assert SamplingParams(logit_bias={"7": 1, 8: -100}).logit_bias == {7: 1.0, 8: -100.0}  # JSON has text keys
+
+
+def test_a_refusal_names_the_value_and_the_range() -> None:
+    with pytest.raises(InvalidRequestError, match="presence_penalty is 3; it must be a finite number from -2 to 2"):
+        SamplingParams(presence_penalty=3)
+    with pytest.raises(InvalidRequestError, match="min_tokens is 9; it must be at most max_tokens, which is 5"):
+        SamplingParams(min_tokens=9, max_tokens=5)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import native
+from specdec.kernels.linear import groups
 from specdec.kernels.linear import kernel as linear
 from specdec.kernels.llama_forward.weights import LayerWeights, LlamaShape, LlamaWeights
 
@@ -36,11 +37,12 @@ class PackedLlama:
     sin: Tensor  # [positions, R] float32
     embedding: Tensor | None  # [V, width]; None: tied, read out of the head
     head: Tensor  # panels
+    head_code: int  # DType of the head's panels
     owned: tuple[Tensor, ...]  # what the pointers point to
 
 
-def pack(weights: LlamaWeights, dtype: torch.dtype) -> PackedLlama:
-    """Lay out all weights in `dtype`; norms, biases and rotary tables in float32."""
+def pack(weights: LlamaWeights, dtype: torch.dtype, keep_groups: bool) -> PackedLlama:
+    """Lay out weights in `dtype`, or as the codes they came from; norms, biases and rotary tables in float32."""
     owned: list[Tensor] = []
 
     def keep(tensor: Tensor | None) -> int:
@@ -53,12 +55,15 @@ def pack(weights: LlamaWeights, dtype: torch.dtype) -> PackedLlama:
     for layer in weights.layers:
         norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm)
         numbers = [keep(None if norm is None else _wide(norm)) for norm in norms]
-        for weight, bias in ((layer.qkv, layer.qkv_bias), (layer.out, layer.out_bias)):
-            numbers += [keep(_panels(weight, dtype)), keep(None if bias is None else _wide(bias))]
-        numbers += [keep(_panels(_interleave(layer), dtype)), keep(_panels(layer.down, dtype)), layer.window or 0]
+        for weight in (layer.qkv, layer.out, _interleave(layer), layer.down):
+            panels, code = _panels(weight, dtype, keep_groups)
+            numbers += [keep(panels), code]
+        numbers += [keep(None if bias is None else _wide(bias)) for bias in (layer.qkv_bias, layer.out_bias)]
+        numbers.append(layer.window or 0)
         layers.append(tuple(numbers))
     flat = [number for numbers in layers for number in numbers]
     is_tied = weights.head is None
+    head, head_code = _panels(weights.embedding if weights.head is None else weights.head, dtype, keep_groups)
     return PackedLlama(
         shape=weights.shape,
         dtype=dtype,
@@ -71,7 +76,8 @@ def pack(weights: LlamaWeights, dtype: torch.dtype) -> PackedLlama:
         cos=_wide(weights.cos),
         sin=_wide(weights.sin),
         embedding=None if is_tied else weights.embedding.detach().to(dtype).contiguous(),
-        head=_panels(weights.embedding if weights.head is None else weights.head, dtype),
+        head=head,
+        head_code=head_code,
         owned=tuple(owned),
     )
 
@@ -80,8 +86,12 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.float32).contiguous()
 
 
-def _panels(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return linear.pack(weight.detach().to(dtype).contiguous())
+def _panels(weight: Tensor, dtype: torch.dtype, keep_groups: bool) -> tuple[Tensor, int]:
+    """Return packed panels and their DType."""
+    found = groups.find_groups(weight) if keep_groups else None
+    if found is not None:
+        return linear.pack_groups(found), linear.GROUP_CODES[found.num_bits]
+    return linear.pack(weight.detach().to(dtype).contiguous()), native.DTYPES[dtype]
 
 
 def _interleave(layer: LayerWeights) -> Tensor:
@@ -157,6 +167,7 @@ def _shape(model: PackedLlama, k_cache: Tensor) -> Numbers:
         model.cos.shape[0],
         k_cache.shape[1],
         native.DTYPES[model.dtype],
+        model.head_code,
         native.DTYPES[k_cache.dtype],
     )
     return (ctypes.c_int64 * len(numbers))(*numbers)

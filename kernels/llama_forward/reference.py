@@ -45,7 +45,7 @@ def attend(
     x = elementwise.rms_norm(hidden, layer.input_norm.to(wide), shape.eps)
     qkv = F.linear(x, layer.qkv.to(wide), None if layer.qkv_bias is None else layer.qkv_bias.to(wide))
     heads = qkv.view(len(qkv), -1, shape.head_dim)
-    q, k, v = heads.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1)
+    q, k, v = heads.tensor_split((shape.num_heads, shape.num_heads + shape.num_kv_heads), dim=1)
     if layer.q_norm is not None and layer.k_norm is not None:
         q = elementwise.rms_norm(q, layer.q_norm.to(wide), shape.eps)
         k = elementwise.rms_norm(k, layer.k_norm.to(wide), shape.eps)

@@ -73,13 +73,28 @@ SPECDEC_INLINE void put_in_order(const U words[4], uint32_t out[GROUP]) {
         for (int j = 0; j < 4; ++j) out[4 * i + j] = lanes[j][i];
 }
 
-// -log(-log1p(-u)) for u = (word + 0.5) / 2^32: large values belong to small u, where floats are dense
-SPECDEC_INLINE F gumbel(U word) {
-    F u = (__builtin_convertvector(word, F) + 0.5f) * 0x1p-32f;
-    u = min(u, splat(1 - 0x1p-24f));
+// -log(-log1p(-u)) for u = x / 2^32 and x = word + 0.5: large values belong to small u, where floats are dense
+SPECDEC_INLINE F gumbel(F x) {
+    F u = min(x * 0x1p-32f, splat(1 - 0x1p-24f));
     F rest = 1.0f - u;
     F lost = (1.0f - rest) - u;  // what rounding took from 1 - u
     return -log(-(log(rest) + lost));
+}
+
+// At least gumbel(x): -log1p(-u) >= u, and the exponent of u is at most its logarithm.
+SPECDEC_INLINE F at_least_gumbel(F x) {
+    const float log_2 = 0.69314718f;
+    return fma(__builtin_convertvector(as<I>(x) >> 23, F), splat(-log_2), splat((127 + 32) * log_2));
+}
+
+SPECDEC_INLINE bool any(I mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+    int32_t all = 0;
+    for (int i = 0; i < W; ++i) all |= mask[i];
+    return all != 0;
+#endif
 }
 
 double gumbel(uint32_t word) { return -std::log(-std::log1p(-((double)word + 0.5) * 0x1p-32)); }
@@ -135,7 +150,8 @@ template <typename T>
 Best<float> sampled(const T* logits, int64_t from, int64_t to, const Row& row) {
     const float infinity = std::numeric_limits<float>::infinity(), temperature = (float)row.temperature;
     Best<float> best;
-    F top = splat(-infinity);
+    const F inverse = splat(1 / temperature);
+    F top = splat(-infinity), worth = splat(-infinity);
     I at = splat_int(0), bad = splat_int(0);
     U words[4];
     uint32_t ordered[GROUP];
@@ -151,10 +167,15 @@ Best<float> sampled(const T* logits, int64_t from, int64_t to, const Row& row) {
             if (count < W)
                 for (int i = count; i < W; ++i) x[i] = -infinity;
             bad |= ~(x < splat(infinity));
-            F value = x / temperature + gumbel(word);
+            F random = __builtin_convertvector(word, F) + 0.5f;
+            // Most ids are beaten whatever their noise turns out to be, and logarithms are what takes time.
+            if (!any(fma(x, inverse, at_least_gumbel(random)) >= worth)) continue;
+            F value = x / temperature + gumbel(random);
             I is_better = value > top;
             top = is_better ? value : top;
             at = is_better ? splat_int((int32_t)((id + part - from) / W)) : at;
+            float best_yet = max_lane(top);  // less a margin far above the roundings of the bound
+            worth = splat(best_yet - (1e-3f + 1e-5f * std::fabs(best_yet)));
         }
     }
     for (int i = 0; i < W; ++i) {

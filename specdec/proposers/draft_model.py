@@ -13,7 +13,7 @@ from specdec.block_pool import BlockPool
 from specdec.models.forward_batch import Segment
 from specdec.models.runner import ModelRunner
 from specdec.request import Request
-from specdec.sampling.sampler import Choice, choose
+from specdec.sampling import Choice, choose
 
 
 class DraftModelProposer:
@@ -95,7 +95,7 @@ class DraftModelProposer:
         choices = []
         for row in rows:
             offer = offers.setdefault(row.request.request_id, [])
-            choices.append(Choice(row.request, row.request.num_output_tokens + len(offer)))
+            choices.append(Choice(row.request, row.request.num_output_tokens + len(offer), tuple(offer)))
         token_ids, _ = choose(logits, choices)
         for row, token_id in zip(rows, token_ids, strict=True):
             offers[row.request.request_id].append(token_id)

@@ -6,33 +6,44 @@ output is plain seeded sampling whatever was proposed. It knows batches and scor
 
 from __future__ import annotations
 
+from itertools import accumulate
+
+import torch
 from torch import Tensor
 
 from specdec.batch import Batch, Row, Verdict
-from specdec.sampling.sampler import Choice, choose
+from specdec.logprobs import TokenLogprob
+from specdec.sampling.choice import Choice
+from specdec.sampling.logprobs import describe, describe_chosen
+from specdec.sampling.sampler import choose
 
 
 def verify(batch: Batch, logits: Tensor) -> Verdict:
     """Judge every row's drafts at once.
 
-    logits   [L, V]   L = sum of row.num_choices; row i of a run saw the drafts before it
+    logits   [L, V]   L = sum of row.num_logits; row i of a run saw the drafts before it
     """
-    choices = [
-        Choice(row.request, row.request.num_output_tokens + offset)
-        for row in batch
-        for offset in range(row.num_choices)
-    ]
+    prompt_logprobs, logits = _judge_prompts(batch, logits)
+    choices = [choice for row in batch for choice in _choices(row)]
     chosen, is_finite = choose(logits, choices)
     token_ids: list[tuple[int, ...]] = []
     failed: list[bool] = []
+    places: list[int] = []
     place = 0
     for row in batch:
         span = slice(place, place + row.num_choices)
-        place += row.num_choices
         kept = _agreed(row, chosen[span])
         token_ids.append(kept)
         failed.append(not all(is_finite[span][: len(kept)]))
-    return Verdict(tuple(token_ids), tuple(failed))
+        places.append(place)
+        place += row.num_choices
+    logprobs = _logprobs(batch, logits, choices, token_ids, places)
+    return Verdict(tuple(token_ids), tuple(failed), logprobs, prompt_logprobs)
+
+
+def _choices(row: Row) -> list[Choice]:
+    drafts = row.draft_token_ids
+    return [Choice(row.request, row.request.num_output_tokens + i, drafts[:i]) for i in range(row.num_choices)]
 
 
 def _agreed(row: Row, chosen: list[int]) -> tuple[int, ...]:
@@ -41,3 +52,37 @@ def _agreed(row: Row, chosen: list[int]) -> tuple[int, ...]:
         if chosen[j] != draft:
             return tuple(chosen[: j + 1])
     return tuple(chosen)
+
+
+def _logprobs(
+    batch: Batch, logits: Tensor, choices: list[Choice], token_ids: list[tuple[int, ...]], places: list[int]
+) -> tuple[tuple[TokenLogprob, ...], ...]:
+    """Reports on the kept tokens of the rows that ask; no work where none does."""
+    asking = [i for i, row in enumerate(batch) if row.request.params.logprobs is not None]
+    if not asking:
+        return ()
+    wanted = [places[i] + j for i in asking for j in range(len(token_ids[i]))]
+    kept = [token_id for i in asking for token_id in token_ids[i]]
+    index = torch.tensor(wanted, dtype=torch.int64, device=logits.device)
+    reports = iter(describe_chosen(logits[index], [choices[i] for i in wanted], kept))
+    asked = set(asking)
+    return tuple(tuple(next(reports) for _ in ids) if i in asked else () for i, ids in enumerate(token_ids))
+
+
+def _judge_prompts(batch: Batch, logits: Tensor) -> tuple[tuple[tuple[TokenLogprob, ...], ...], Tensor]:
+    """Reports on prompt tokens, and the logits of the rows that choose."""
+    sizes = [row.num_prompt_logits for row in batch]
+    if not any(sizes):
+        return (), logits
+    starts = [0, *accumulate(row.num_logits for row in batch)]
+    reports: list[tuple[TokenLogprob, ...]] = []
+    for row, size, start in zip(batch, sizes, starts, strict=False):
+        request = row.request
+        known = len(request.prompt_logprobs)
+        tokens = request.token_ids[known : known + size]
+        num_top = request.params.prompt_logprobs or 0
+        reports.append(tuple(describe(logits[start : start + size], tokens, num_top)) if size else ())
+    chooses = [
+        start + size + j for row, size, start in zip(batch, sizes, starts, strict=False) for j in range(row.num_choices)
+    ]
+    return tuple(reports), logits[torch.tensor(chooses, dtype=torch.int64, device=logits.device)]

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 
 from specdec import __version__
 from specdec.async_engine import AsyncEngine
@@ -22,6 +23,7 @@ from specdec.errors import SpecdecError
 from specdec.server.door import Door
 from specdec.server.errors import HTTPError, as_http_error, error_response
 from specdec.server.options import ServerOptions
+from specdec.server.page import add_page
 from specdec.server.protocol import ChatBody, CompletionBody, body_schema
 from specdec.server.serving import Serving
 from specdec.server.text_routes import add_text_routes
@@ -46,20 +48,29 @@ def create_app(async_engine: AsyncEngine, served_model_name: str, options: Serve
     app.add_middleware(Door, options=options)
     if options.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=options.cors_origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
     for kind in (SpecdecError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     _add_generation(app, serving)
     _add_models(app, serving)
     _add_probes(app, serving)
     add_text_routes(app, serving)
+    add_page(app)
     return app
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    """The client left while it sent its body."""
+    return Response(status_code=499)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        error = HTTPError(
-            error.status_code, f"{request.method} {request.url.path}: {error.detail}", code="no_such_route"
+        what = f"{request.method} {request.url.path}"
+        message = (
+            f"{what} is not served here; GET /openapi.json lists what is" if error.status_code in (404, 405) else ""
         )
+        error = HTTPError(error.status_code, message or f"{what}: {error.detail}", code="no_such_route")
     fault = as_http_error(error)
     if fault.status >= 500:
         logger.error("%s %s failed: %s", request.method, request.url.path, error)

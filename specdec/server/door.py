@@ -6,6 +6,7 @@ what a request says.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
@@ -34,6 +35,7 @@ class Door:
         self._app = app
         self._keys = [key.encode() for key in options.api_keys]
         self._max_body_bytes = options.max_body_bytes
+        self._body_timeout_seconds = options.body_timeout_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request in or answer it at once; note what became of it."""
@@ -64,7 +66,7 @@ class Door:
 
     async def _enter(self, headers: dict[bytes, bytes], scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._check_key(scope["path"], headers)
+            scope["state"]["key"] = self._check_key(scope["path"], headers)
             length = headers.get(b"content-length", b"0")
             self._check_size(int(length) if length.isdigit() else 0)
         except HTTPError as error:
@@ -72,9 +74,10 @@ class Door:
             return
         await self._app(scope, self._counted(receive), send)
 
-    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
+    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> int | None:
+        """Which key was sent; None where none is needed."""
         if not self._keys or path in OPEN_PATHS:
-            return
+            return None
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
         matches = [hmac.compare_digest(given.strip(), key) for key in self._keys]  # all, so that time tells nothing
         if kind.lower() != b"bearer" or not any(matches):
@@ -84,19 +87,27 @@ class Door:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
+        return matches.index(True)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:
             raise HTTPError(413, f"the body is larger than {self._max_body_bytes} bytes, the limit of this server")
 
     def _counted(self, receive: Receive) -> Receive:
-        """The same source, cut off at the limit: a chunked body names no length beforehand."""
-        num_bytes = 0
+        """The same source, cut off at the limits of size (a chunked body names none beforehand) and time."""
+        num_bytes, is_whole = 0, False
 
         async def counted() -> Message:
-            nonlocal num_bytes
-            message = await receive()
+            nonlocal num_bytes, is_whole
+            if is_whole:  # what comes now is the client's leaving, which may take its time
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), self._body_timeout_seconds or None)
+            except asyncio.TimeoutError:
+                seconds = self._body_timeout_seconds
+                raise HTTPError(408, f"no part of the body came for {seconds:g} s; send it at once") from None
             num_bytes += len(message.get("body", b""))
+            is_whole = not message.get("more_body", False)
             self._check_size(num_bytes)
             return message
 

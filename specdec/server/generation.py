@@ -33,11 +33,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one choice gained in one step."""
+    """What one choice gained in one step.
+
+    num_drafted, num_accepted   drafts of this step that were judged, and judged right
+    """
 
     index: int
     pieces: tuple[Piece, ...]
     finish_reason: str | None
+    num_drafted: int
+    num_accepted: int
 
     @property
     def text(self) -> str:
@@ -64,6 +69,11 @@ class Choice:
         self.last_at: float | None = None
         self._text = text
 
+    @property
+    def is_first(self) -> bool:
+        """True for one choice of every prompt."""
+        return self.index % self.request.params.n == 0
+
     def take(self, gain: Gain) -> Delta:
         """Turn a gain into text."""
         is_last = gain.finish_reason is not None
@@ -72,7 +82,8 @@ class Choice:
             Piece(token_id, self._push(token_id, end), source)
             for token_id, source, end in zip(gain.token_ids, sources(gain), ends)
         ]
-        return Delta(self.index, tuple(pieces), gain.finish_reason.value if gain.finish_reason else None)
+        reason = gain.finish_reason.value if gain.finish_reason else None
+        return Delta(self.index, tuple(pieces), reason, gain.num_drafted, gain.num_accepted)
 
     def _push(self, token_id: int, is_last: bool) -> str:
         if self._text is None:
@@ -126,7 +137,7 @@ class Generation:
     @property
     def _firsts(self) -> list[Request]:
         """One request a prompt."""
-        return [choice.request for choice in self.choices[:: self.choices[0].request.params.n]]
+        return [choice.request for choice in self.choices if choice.is_first]
 
     @property
     def num_prompt_tokens(self) -> int:

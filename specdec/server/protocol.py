@@ -92,11 +92,6 @@ class GenerationBody(BaseModel):
     return_token_sources: bool | None = None
 
     @property
-    def includes_usage(self) -> bool:
-        """True where a stream shall end with a usage chunk."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
     def unknown_fields(self) -> list[str]:
         """Names in the body that mean nothing here."""
         return sorted(self.model_extra or {})

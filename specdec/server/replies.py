@@ -9,10 +9,12 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specdec.request import RequestStats
 from specdec.server.generation import Delta, Generation, Piece
+from specdec.server.protocol import GenerationBody
 
 Json = dict[str, Any]
 
@@ -79,16 +81,41 @@ class ChatShape:
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What a reply carries only where the request asks for it.
+
+    usage_in_chunks   every chunk tells the usage so far, not only the last
+    """
+
+    token_ids: bool = False
+    token_sources: bool = False
+    spec_metrics: bool = False
+    usage: bool = False
+    usage_in_chunks: bool = False
+
+    @classmethod
+    def of(cls, body: GenerationBody) -> Extras:
+        """What this body asks for."""
+        options = body.stream_options
+        usage = options is not None and bool(options.include_usage)
+        return cls(
+            token_ids=bool(body.return_token_ids),
+            token_sources=bool(body.return_token_sources),
+            spec_metrics=bool(body.return_speculative_metrics),
+            usage=usage,
+            usage_in_chunks=usage and options is not None and bool(options.continuous_usage_stats),
+        )
+
+
 class Replies:
     """Writes the replies of one HTTP request."""
 
-    def __init__(self, shape: Shape, model: str, *, token_ids: bool, token_sources: bool, spec_metrics: bool) -> None:
+    def __init__(self, shape: Shape, model: str, extras: Extras) -> None:
         self.id = f"{shape.id_prefix}{uuid.uuid4().hex}"
         self._shape = shape
         self._model = model
-        self._token_ids = token_ids
-        self._token_sources = token_sources
-        self._spec_metrics = spec_metrics
+        self._asked = extras
         self._created = int(time.time())
 
     def _head(self, kind: str) -> Json:
@@ -113,44 +140,50 @@ class Replies:
 
     def _extras(self, pieces: Iterable[Piece]) -> Json:
         extras: Json = {}
-        if self._token_ids:
+        if self._asked.token_ids:
             extras["token_ids"] = [piece.token_id for piece in pieces]
-        if self._token_sources:
+        if self._asked.token_sources:
             extras["tokens"] = [{"text": piece.text, "source": piece.source} for piece in pieces]
         return extras
 
     def metrics(self, generation: Generation) -> Json:
         """What speculation did for this request, where the request asks."""
-        if not self._spec_metrics:
+        if not self._asked.spec_metrics:
             return {}
         return {"metrics": {"speculative_decoding": speculative_metrics(generation.stats)}}
 
     # ------------------------------------------------------------------ chunks
 
-    def openings(self, num_choices: int) -> list[Json]:
+    def openings(self, generation: Generation) -> list[Json]:
         """The chunks before any text."""
-        choices = (self._shape.opening(index) for index in range(num_choices))
-        return [self._chunk(choice) for choice in choices if choice is not None]
+        choices = (self._shape.opening(choice.index) for choice in generation.choices)
+        return [self._chunk(generation, choice) for choice in choices if choice is not None]
 
-    def chunks(self, delta: Delta) -> list[Json]:
+    def chunks(self, generation: Generation, delta: Delta) -> list[Json]:
         """The chunks of one step of one choice: its text, then its end, if it ends."""
         made = []
         text, extras = delta.text, self._extras(delta.pieces)
         if text or any(extras.values()):
-            made.append(self._chunk(self._shape.chunk_choice(delta.index, text, None) | extras))
+            if self._asked.token_sources:
+                extras |= {"num_draft_tokens": delta.num_drafted, "num_accepted_draft_tokens": delta.num_accepted}
+            made.append(self._chunk(generation, self._shape.chunk_choice(delta.index, text, None) | extras))
         if delta.finish_reason is not None:
-            made.append(self._chunk(self._shape.chunk_choice(delta.index, "", delta.finish_reason)))
+            made.append(self._chunk(generation, self._shape.chunk_choice(delta.index, "", delta.finish_reason)))
         return made
 
-    def closing(self, generation: Generation, *, with_usage: bool) -> list[Json]:
+    def closing(self, generation: Generation) -> list[Json]:
         """The chunk behind all choices: usage and metrics, each only where asked for."""
-        closing = self._chunk(None) | self.metrics(generation)
-        if with_usage:
-            closing["usage"] = usage(generation)
-        return [closing] if with_usage or self._spec_metrics else []
+        if not (self._asked.usage or self._asked.spec_metrics):
+            return []
+        chunk = self._chunk(generation, None) | self.metrics(generation)
+        return [chunk | {"usage": usage(generation)} if self._asked.usage else chunk]
 
-    def _chunk(self, choice: Json | None) -> Json:
-        return self._head(self._shape.chunk_object) | {"choices": [] if choice is None else [choice]}
+    def _chunk(self, generation: Generation, choice: Json | None) -> Json:
+        chunk = self._head(self._shape.chunk_object)
+        chunk["choices"] = [] if choice is None else [choice]
+        if self._asked.usage:
+            chunk["usage"] = usage(generation) if self._asked.usage_in_chunks else None
+        return chunk
 
 
 def usage(generation: Generation) -> Json:

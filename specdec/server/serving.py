@@ -9,9 +9,9 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -19,20 +19,26 @@ from fastapi.responses import JSONResponse, Response
 from specdec.async_engine import AsyncEngine
 from specdec.errors import InvalidRequestError
 from specdec.metrics import Metrics
+from specdec.request import Request as EngineRequest
 from specdec.server.admission import Admission
 from specdec.server.body import parse_object
 from specdec.server.errors import HTTPError, as_http_error, error_body
 from specdec.server.generation import Choice, Generation, make_choices
 from specdec.server.options import ServerOptions
 from specdec.server.protocol import ChatBody, CompletionBody, GenerationBody, read_body, read_messages, read_prompts
-from specdec.server.replies import ChatShape, CompletionShape, Replies, Shape
+from specdec.server.replies import ChatShape, CompletionShape, Extras, Replies, Shape
 from specdec.server.streaming import DONE, EventStream, event, watch_client
 from specdec.tokenizer import Tokenizer
 
 logger = logging.getLogger("specdec.server")
 
-ENCODE_INLINE_CHARS = 2000
-"""Longer texts are encoded on a helper thread, so that the event loop goes on."""
+OFFLOAD_ABOVE = 2000
+"""Texts of more characters are encoded on a helper thread."""
+
+T = TypeVar("T")
+
+MAX_LOGGED_TOKENS = 2000
+"""Of a prompt that is logged at all (log_prompts)."""
 
 MAX_LOGGED_FIELDS = 1000
 """Unknown field names said in the log; beyond them the log would be the client's."""
@@ -45,11 +51,11 @@ class Serving:
         self.engine = engine
         self.name = name
         self.options = options
-        self.admission = Admission(engine, options.max_waiting)
+        self.admission = Admission(engine, options.max_waiting, options.max_requests_per_key)
         self.metrics = Metrics(engine.engine)
         inner = engine.engine.target.model.tokenizer
         self.tokenizer = Tokenizer(inner) if inner is not None else None
-        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="specdec-encode")
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="specdec-text")
         self._logged_fields: set[str] = set()
 
     # ------------------------------------------------------------------ endpoints
@@ -60,7 +66,9 @@ class Serving:
         body = read_body(CompletionBody, parse_object(await request.body()))
         self._check(body)
         params = body.sampling_params()
-        prompts = [await self.encode(prompt) for prompt in read_prompts(body.prompt)]
+        given = read_prompts(body.prompt)
+        self.admission.check_room(len(given) * params.n, request.state.key)
+        prompts = await self.encode(given)
         choices = make_choices(self.engine, self.tokenizer, prompts, params, body.cache_salt)
         return await self._answer(request, body, self._start(request, choices, arrived_at), CompletionShape())
 
@@ -70,6 +78,7 @@ class Serving:
         body = read_body(ChatBody, parse_object(await request.body()))
         self._check(body)
         params = body.sampling_params()
+        self.admission.check_room(params.n, request.state.key)
         prompt = await self.encode_chat(read_messages(body.messages))
         try:
             choices = make_choices(self.engine, self.tokenizer, [prompt], params, body.cache_salt)
@@ -95,53 +104,64 @@ class Serving:
             raise HTTPError(404, message, param="model", code="model_not_found")
 
     def _start(self, request: Request, choices: Sequence[Choice], arrived_at: float) -> Generation:
-        self.admission.check_room(len(choices))
+        key, summary = request.state.key, request.state.summary
+        self.admission.check_room(len(choices), key)
         stream = self.engine.submit([choice.request for choice in choices])
-        summary = request.state.summary
+        self.admission.enter(len(choices), key)
+        if self.options.log_prompts:
+            summary["prompts"] = [self._readable(choice.request) for choice in choices if choice.is_first]
         seconds = self.options.request_timeout_seconds
         error = HTTPError(504, f"the request took longer than {seconds:g} s, the limit of this server", code="timeout")
         timer = asyncio.get_running_loop().call_later(seconds, stream.close, error) if seconds else None
 
         def on_end(generation: Generation) -> None:
+            self.admission.leave(len(choices), key)
             if timer is not None:
                 timer.cancel()
             summary.update(generation.summary())
 
         return Generation(choices, stream, self.metrics, arrived_at=arrived_at, on_end=on_end)
 
-    async def encode(self, prompt: str | list[int], *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a prompt; ids pass as they are."""
-        if not isinstance(prompt, str):
-            return prompt
-        if self.tokenizer is None:
+    def _readable(self, request: EngineRequest) -> str | list[int]:
+        token_ids = request.token_ids[: min(request.num_prompt_tokens, MAX_LOGGED_TOKENS)]
+        return token_ids if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    async def encode(self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of prompts; ids pass as they are."""
+
+        def encode_all() -> list[list[int]]:
+            return [
+                p if isinstance(p, list) else tokenizer.encode(p, add_special_tokens=add_special_tokens)
+                for p in prompts
+            ]
+
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if texts and self.tokenizer is None:
             raise InvalidRequestError(
                 "prompt is a text, and the target has no tokenizer; send token ids", param="prompt"
             )
-        encode = functools.partial(self.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
-        if len(prompt) <= ENCODE_INLINE_CHARS:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, encode)
+        tokenizer = cast("Tokenizer", self.tokenizer)
+        return await self.offload(sum(map(len, texts)), encode_all)
 
     async def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
         """Token ids of a conversation."""
         if self.tokenizer is None:
             raise InvalidRequestError("the target has no tokenizer; use completions with token ids", param="messages")
-        if sum(len(message["content"]) for message in messages) <= ENCODE_INLINE_CHARS:
-            return self.tokenizer.encode_chat(messages)
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, self.tokenizer.encode_chat, messages)
+        size = sum(len(message["content"]) for message in messages)
+        return await self.offload(size, functools.partial(self.tokenizer.encode_chat, messages))
+
+    async def offload(self, size: int, work: Callable[[], T]) -> T:
+        """Do text work of `size` characters or tokens: large work beside the event loop, so that it goes on."""
+        if size <= OFFLOAD_ABOVE:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._helper, work)
 
     # ------------------------------------------------------------------ the way out
 
     async def _answer(self, request: Request, body: GenerationBody, running: Generation, shape: Shape) -> Response:
-        replies = Replies(
-            shape,
-            self.name,
-            token_ids=bool(body.return_token_ids),
-            token_sources=bool(body.return_token_sources),
-            spec_metrics=bool(body.return_speculative_metrics),
-        )
+        replies = Replies(shape, self.name, Extras.of(body))
         if body.stream:
-            events = self._events(running, replies, with_usage=body.includes_usage)
+            events = self._events(running, replies)
             return EventStream(events, running.close, keep_alive_seconds=self.options.keep_alive_seconds)
         watch = asyncio.create_task(watch_client(request.receive, running.close))
         try:
@@ -153,12 +173,12 @@ class Serving:
             running.close()
             watch.cancel()
 
-    async def _events(self, running: Generation, replies: Replies, *, with_usage: bool) -> AsyncIterator[bytes]:
-        for opening in replies.openings(len(running.choices)):
-            yield event(opening)
+    async def _events(self, running: Generation, replies: Replies) -> AsyncIterator[bytes]:
+        for chunk in replies.openings(running):
+            yield event(chunk)
         try:
             async for delta in running:
-                for chunk in replies.chunks(delta):
+                for chunk in replies.chunks(running, delta):
                     yield event(chunk)
         except Exception as error:
             fault = as_http_error(error)
@@ -166,6 +186,6 @@ class Serving:
                 logger.error("a stream ended with an error: %s", error)
             yield event(error_body(fault))
         else:
-            for chunk in replies.closing(running, with_usage=with_usage):
+            for chunk in replies.closing(running):
                 yield event(chunk)
         yield DONE

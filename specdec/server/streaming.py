@@ -17,7 +17,8 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-_LINE_BREAKS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_LINE_BREAKS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def event(value: Mapping[str, Any]) -> bytes:
@@ -26,8 +27,11 @@ def event(value: Mapping[str, Any]) -> bytes:
     JSON escapes the line breaks of the event format; the three that only Unicode calls so are escaped
     as well, for clients that split text at them.
     """
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + text.translate(_LINE_BREAKS).encode() + b"\n\n"
+    text = _ENCODER.encode(value)
+    for raw, escaped in _LINE_BREAKS.items():
+        if raw in text:
+            text = text.replace(raw, escaped)
+    return b"data: " + text.encode() + b"\n\n"
 
 
 async def watch_client(receive: Receive, on_gone: Callable[[], None]) -> None:

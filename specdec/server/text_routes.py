@@ -5,6 +5,8 @@ It knows text and ids; nothing is generated here.
 
 from __future__ import annotations
 
+import functools
+
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict
@@ -45,8 +47,8 @@ def add_text_routes(app: FastAPI, serving: Serving) -> None:
         serving.check_model(body.model)
         token_ids = await _encode(serving, body)
         reply = {"count": len(token_ids), "max_model_len": serving.engine.engine.max_model_len, "tokens": token_ids}
-        if body.return_token_strs and serving.tokenizer is not None:
-            reply["token_strs"] = [_decode(serving, [token_id]) for token_id in token_ids]
+        if body.return_token_strs:
+            reply["token_strs"] = await _decode(serving, [[token_id] for token_id in token_ids])
         return JSONResponse(reply)
 
     @app.post("/detokenize", openapi_extra=body_schema(DetokenizeBody))
@@ -59,7 +61,7 @@ def add_text_routes(app: FastAPI, serving: Serving) -> None:
                 raise InvalidRequestError(
                     f"tokens holds {token_id}; token ids are from 0 to {vocab_size - 1}", param="tokens"
                 )
-        return JSONResponse({"prompt": _decode(serving, body.tokens)})
+        return JSONResponse({"prompt": (await _decode(serving, [body.tokens]))[0]})
 
 
 async def _encode(serving: Serving, body: TokenizeBody) -> list[int]:
@@ -67,10 +69,13 @@ async def _encode(serving: Serving, body: TokenizeBody) -> list[int]:
         raise InvalidRequestError("give either prompt or messages", param="prompt")
     if body.prompt is None:
         return await serving.encode_chat(read_messages(body.messages))
-    return await serving.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    return (await serving.encode([body.prompt], add_special_tokens=body.add_special_tokens is not False))[0]
 
 
-def _decode(serving: Serving, token_ids: list[int]) -> str:
-    if serving.tokenizer is None:
+async def _decode(serving: Serving, lists: list[list[int]]) -> list[str]:
+    """The text of every list of ids."""
+    tokenizer = serving.tokenizer
+    if tokenizer is None:
         raise InvalidRequestError("the target has no tokenizer, so ids have no text here", param="tokens")
-    return serving.tokenizer.decode(token_ids, skip_special_tokens=False)
+    decode = functools.partial(tokenizer.decode, skip_special_tokens=False)
+    return await serving.offload(sum(map(len, lists)), lambda: [decode(token_ids) for token_ids in lists])

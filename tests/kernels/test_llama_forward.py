@@ -151,7 +151,7 @@ def test_logits_and_features_equal_transformers(family: str, is_native: bool) ->
 def test_a_token_has_the_same_bits_in_any_step(dtype: torch.dtype) -> None:
     """Chunks of a prompt, decode token by token and verification of many drafts all give one answer, bit by bit."""
     # Wide enough for the larger steps to be worth a second thread, and for single tokens not.
-    model = tiny_model("llama, tied", num_hidden_layers=2, hidden_size=256, intermediate_size=320)
+    model = tiny_model("llama, tied", num_hidden_layers=2, hidden_size=288, intermediate_size=320)
     packed = pack_llama(weights_of(model), dtype)
     plain, ragged = (Rows(prompts(60, 33, 47), 2, dtype) for _ in range(2))
     one_by_one = {}
@@ -178,6 +178,24 @@ def test_bfloat16_is_as_close_to_the_oracle_as_its_rounded_weights_allow() -> No
     oracle, _ = llama_forward(weights, wide.step([(0, 0, 50)]), wide.caches)
     assert (logits - oracle).abs().mean() < 0.02 * oracle.abs().mean()
     assert (logits - oracle).abs().mean() > 1e-5 * oracle.abs().mean(), "the check can tell the dtypes apart"
+
+
+@needs_native
+def test_weights_decoded_from_codes_give_the_same_bits_as_codes() -> None:
+    model = tiny_model("llama, tied", hidden_size=96, intermediate_size=96)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:  # 8-bit codes in groups of 32
+                grouped = parameter.view(len(parameter), -1, 32)
+                d = (grouped.abs().amax(-1, keepdim=True) / 127).half().float()
+                grouped.copy_((grouped / d).round().clamp(-127, 127) * d)
+    weights = weights_of(model)
+    logits = []
+    for keep_groups in (True, False):
+        packed = pack_llama(weights, torch.float32, keep_groups)
+        rows = Rows(prompts(30))
+        logits.append(llama_forward(packed, rows.step([(0, 0, 30)]), rows.caches)[0])
+    assert packed.head.dtype == torch.float32 and torch.equal(*logits)
 
 
 @needs_native

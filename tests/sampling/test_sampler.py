@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from specdec.request import Request
+from specdec.sampling import Choice, choose
 from specdec.sampling.filters import filter_rows
-from specdec.sampling.sampler import Choice, choose
 from specdec.sampling_params import SamplingParams
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -4.0], dtype=torch.float64)

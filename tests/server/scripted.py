@@ -6,6 +6,7 @@ are prefixes of the story; where they end, the recitation begins.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +27,14 @@ from tests.toys import VOCAB_SIZE, byte_tokenizer
 EOS = 257
 
 
+_tokenizer = functools.cache(byte_tokenizer)
+
+
 @dataclass
 class ScriptedModel:
     """The few facts the engine and the server ask a loaded model."""
 
-    tokenizer: Any = field(default_factory=byte_tokenizer)
+    tokenizer: Any = field(default_factory=_tokenizer)
     eos_token_ids: frozenset[int] = frozenset({EOS})
     vocab_size: int = VOCAB_SIZE
 
@@ -106,7 +110,7 @@ def scripted_engine(
     num_blocks: int = 1024,
 ) -> Engine:
     """An engine around a reciter; num_drafts > 0 adds a prophet."""
-    ids = byte_tokenizer()(story)["input_ids"] if isinstance(story, str) else story
+    ids = _tokenizer()(story)["input_ids"] if isinstance(story, str) else story
     reciter = Reciter(ids, seconds)
     proposer: Proposer = Prophet(reciter, wrong_every) if num_drafts else NoDrafts()
     config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=512)

@@ -74,6 +74,24 @@ def test_usage_ends_a_stream_only_when_asked(options: Any, expected: int) -> Non
         assert chunks[-1]["usage"]["completion_tokens"] == 4
 
 
+def test_usage_in_chunks_is_null_until_the_end_or_grows_when_asked() -> None:
+    def completions(**options: bool) -> list[Any]:
+        body = {"messages": HELLO, "stream": True, "stream_options": {"include_usage": True} | options}
+        _, chunks = post(scripted_engine(story("Hi!")), **body)
+        return [chunk["usage"] and chunk["usage"]["completion_tokens"] for chunk in chunks]
+
+    assert completions() == [None] * 5 + [4]
+    assert completions(continuous_usage_stats=True) == [0, 1, 2, 3, 4, 4]
+
+
+def test_token_ids_come_when_asked_one_list_a_step() -> None:
+    body = {"messages": HELLO, "return_token_ids": True}
+    _, reply = post(scripted_engine(story("Hi!"), num_drafts=2), **body)
+    assert reply["choices"][0]["token_ids"] == [*b"Hi!", EOS]
+    _, chunks = post(scripted_engine(story("Hi!"), num_drafts=2), **body, stream=True)
+    assert [c["choices"][0].get("token_ids") for c in chunks] == [None, [ord("H")], [*b"i!", EOS], None]
+
+
 def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
     _, reply = post(scripted_engine(story("Hi!")), messages=[{"role": "user", "content": parts}])

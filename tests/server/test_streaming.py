@@ -137,6 +137,23 @@ def _open_stream(url: str, max_tokens: int) -> socket.socket:
     return connection
 
 
+def test_a_body_that_never_ends_is_given_up_and_one_cut_short_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    engine = scripted_engine()
+    with live_server(engine, ServerOptions(body_timeout_seconds=0.2)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+        with (
+            socket.create_connection((host, int(port))) as half_open,
+            socket.create_connection((host, int(port))) as cut,
+        ):
+            half_open.sendall(head)
+            cut.sendall(head)
+            cut.close()
+            assert b" 408 " in half_open.recv(1000)
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": "the "}).status_code == 200
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_readers_who_do_not_read_slow_nobody_down() -> None:
     engine = scripted_engine(seconds=0.001, max_num_seqs=8, max_model_len=100_000, num_blocks=50_000)
     with live_server(engine) as url:

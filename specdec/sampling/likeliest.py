@@ -1,0 +1,83 @@
+"""The likeliest tokens of each row, found without sorting the vocabulary.
+
+It knows rows of scores and thresholds. The columns of a row are dealt into groups; the k-th largest of
+the groups' maxima is a bound that at least k scores reach, so only scores above it need sorting. What
+is computed for a row does not depend on the rows beside it, to the last bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_GROUP = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Likeliest:
+    """The candidates of every row, largest score first, ties to the lower id, padded to the same length.
+
+    scores   [R, C]   -inf behind the last candidate
+    ids      [R, C]   0 behind the last candidate
+    counts   [R]      candidates of a row
+    """
+
+    scores: Tensor
+    ids: Tensor
+    counts: Tensor
+
+
+def _grouped(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns dealt into groups: [R, _GROUP, V // _GROUP], and the few left over."""
+    num_groups = scores.shape[1] // _GROUP
+    dealt = num_groups * _GROUP
+    return scores[:, :dealt].view(-1, _GROUP, num_groups), scores[:, dealt:]
+
+
+def group_maxima(scores: Tensor) -> Tensor:
+    """Largest score of each group, those left over for themselves: [R, V] -> [R, M]."""
+    if scores.shape[1] < _GROUP:
+        return scores
+    groups, rest = _grouped(scores)
+    return torch.cat([groups.amax(dim=1), rest], dim=1)
+
+
+def row_sums(values: Tensor) -> Tensor:
+    """Sum of each row, added in an order that only V decides: [R, V] -> [R].
+
+    A plain sum over one long row is split among threads, and then its last bits depend on their number.
+    """
+    if values.shape[1] < _GROUP:
+        return values.sum(dim=1)
+    groups, rest = _grouped(values)
+    return groups.sum(dim=1).sum(dim=1) + rest.sum(dim=1)
+
+
+def kth_bound(scores: Tensor, maxima: Tensor, count: Tensor) -> Tensor:
+    """A bound that at least `count` scores of the row reach, and few more where it can be had cheaply.
+
+    scores   [R, V]   maxima   [R, M]   of its groups
+    count    [R]      at least 1; V or more: no bound
+    returns  [R]
+    """
+    size = int(count.clamp_max(scores.shape[1]).max())
+    narrow = size <= maxima.shape[1]
+    best = torch.topk(maxima if narrow else scores, size, dim=1).values
+    bound = best.gather(1, (count.clamp(1, size) - 1)[:, None])[:, 0]
+    return bound.masked_fill(count >= scores.shape[1], float("-inf"))
+
+
+def at_least(scores: Tensor, bound: Tensor) -> Likeliest:
+    """All scores of each row that reach its bound: scores [R, V], bound [R]."""
+    rows, ids = torch.nonzero(scores >= bound[:, None], as_tuple=True)
+    counts = torch.bincount(rows, minlength=scores.shape[0])
+    place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+    shape = (scores.shape[0], max(int(counts.max()), 1))
+    found = scores.new_full(shape, float("-inf"))
+    found[rows, place] = scores[rows, ids]
+    found_ids = torch.zeros(shape, dtype=torch.int64, device=scores.device)
+    found_ids[rows, place] = ids
+    found, order = found.sort(dim=1, descending=True, stable=True)  # ids ascend, so equals keep that order
+    return Likeliest(found, found_ids.gather(1, order), counts)
