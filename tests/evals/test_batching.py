@@ -60,21 +60,9 @@ def test_padding_is_nothing_for_equal_lengths() -> None:
 
 def test_the_ladder(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "batching.jsonl"
-    arguments = [
-        "--dtype",
-        "float64",
-        "--num-jobs",
-        "5",
-        "--max-tokens",
-        "8",
-        "--size",
-        "2",
-        "--timeout",
-        "0.01",
-        "--repeats",
-        "1",
-    ]
-    assert batching.main(["--target", toy, "--workloads", "math", "--out", str(out), *arguments]) == 0
+    arguments = ["--target", toy, "--workloads", "math", "--out", str(out), "--dtype", "float64", "--num-jobs", "5"]
+    arguments += ["--max-tokens", "8", "--size", "2", "--timeout", "0.01", "--repeats", "1"]
+    assert batching.main(arguments) == 0
     records = {record["rung"]: record for record in results.read(out)}
     assert len(records) == 7 and all(record["is_equal"] for record in records.values())
     assert set(records["one at a time"]["steps_by_rows"]) == {"1"}
