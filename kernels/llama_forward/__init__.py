@@ -62,7 +62,7 @@ def llama_forward(
     returns    logits [L, V] and features [F, T, width], float32 (float64 stays float64 in the twin)
     """
     assert step.token_ids.shape == step.positions.shape == step.slot_mapping.shape
-    assert len(kv_caches) == len(model.layers)
+    assert len(kv_caches) == model.num_layers
     if isinstance(model, LlamaWeights):
         return reference.llama_forward(model, step, kv_caches)
     return kernel.llama_forward(model, step, kv_caches)

@@ -49,41 +49,64 @@ SPECDEC_INLINE vec::F low_nibble(vec::U words) {
 #endif
 }
 
-constexpr int64_t FETCH_AHEAD = 2048;
+constexpr int64_t FETCH_AHEAD = 2048;  // bytes, of what is read once from memory
 
-// one group of a panel -> [SIZE][OUTPUTS]; lane j of word i: four k of outputs j and W + j, lowest bits first
-SPECDEC_INLINE void decode_4(const uint8_t* group, float* to) {
-    using namespace vec;
-    const F d0 = load_halves(group), d1 = load_halves(group + 2 * W);
-    const F m0 = load_halves(group + HALVES), m1 = load_halves(group + HALVES + 2 * W);
-    for (int64_t byte = 0; byte < 2 * HALVES; byte += 64) __builtin_prefetch(group + byte + FETCH_AHEAD);
-    const uint8_t* codes = group + 2 * HALVES;
-    for (int64_t k = 0; k < SIZE; k += 4, codes += sizeof(U)) {
-        U words;
-        std::memcpy(&words, codes, sizeof words);
-        __builtin_prefetch(codes + FETCH_AHEAD);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            store(to + (k + i) * OUTPUTS, fma(d0, low_nibble(words >> (8 * i)), m0));
-            store(to + (k + i) * OUTPUTS + W, fma(d1, low_nibble(words >> (8 * i + 4)), m1));
-        }
+// One group of a panel, STEP k at a time. Lane j of a word: STEP k of outputs j and W + j, lowest bits first.
+struct Reader4 {
+    static constexpr int64_t BYTES = BYTES_4;
+    static constexpr int STEP = 4;
+    vec::F d0, d1, m0, m1;
+    const uint8_t* codes;
+    vec::U words;
+
+    SPECDEC_INLINE explicit Reader4(const uint8_t* group) : codes(group + 2 * HALVES) {
+        d0 = load_halves(group), d1 = load_halves(group + 2 * vec::W);
+        m0 = load_halves(group + HALVES), m1 = load_halves(group + HALVES + 2 * vec::W);
+        for (int64_t byte = 0; byte < 2 * HALVES; byte += 64) __builtin_prefetch(group + byte + FETCH_AHEAD);
     }
-}
+    SPECDEC_INLINE void step(int64_t k) {
+        std::memcpy(&words, codes + k / STEP * sizeof words, sizeof words);
+        __builtin_prefetch(codes + k / STEP * sizeof words + FETCH_AHEAD);
+    }
+    SPECDEC_INLINE void pair(int i, vec::F& low, vec::F& high) const {
+        low = vec::fma(d0, low_nibble(words >> (8 * i)), m0);
+        high = vec::fma(d1, low_nibble(words >> (8 * i + 4)), m1);
+    }
+};
 
-// likewise; lane j of a word: two k of outputs j and W + j
-SPECDEC_INLINE void decode_8(const uint8_t* group, float* to) {
-    using namespace vec;
-    const F d0 = load_halves(group), d1 = load_halves(group + 2 * W);
-    __builtin_prefetch(group + FETCH_AHEAD);
-    const uint8_t* codes = group + HALVES;
-    for (int64_t k = 0; k < SIZE; k += 2, codes += sizeof(U)) {
-        I words;
-        std::memcpy(&words, codes, sizeof words);
-        __builtin_prefetch(codes + FETCH_AHEAD);
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i) {
-            store(to + (k + i) * OUTPUTS, d0 * __builtin_convertvector((words << (24 - 16 * i)) >> 24, F));
-            store(to + (k + i) * OUTPUTS + W, d1 * __builtin_convertvector((words << (16 - 16 * i)) >> 24, F));
+struct Reader8 {
+    static constexpr int64_t BYTES = BYTES_8;
+    static constexpr int STEP = 2;
+    vec::F d0, d1;
+    const uint8_t* codes;
+    vec::I words;
+
+    SPECDEC_INLINE explicit Reader8(const uint8_t* group) : codes(group + HALVES) {
+        d0 = load_halves(group), d1 = load_halves(group + 2 * vec::W);
+        __builtin_prefetch(group + FETCH_AHEAD);
+    }
+    SPECDEC_INLINE void step(int64_t k) {
+        std::memcpy(&words, codes + k / STEP * sizeof words, sizeof words);
+        __builtin_prefetch(codes + k / STEP * sizeof words + FETCH_AHEAD);
+    }
+    SPECDEC_INLINE void pair(int i, vec::F& low, vec::F& high) const {
+        low = d0 * __builtin_convertvector((words << (24 - 16 * i)) >> 24, vec::F);
+        high = d1 * __builtin_convertvector((words << (16 - 16 * i)) >> 24, vec::F);
+    }
+};
+
+// one group of a panel -> [SIZE][OUTPUTS]
+template <typename Reader>
+SPECDEC_INLINE void decode(const uint8_t* group, float* to) {
+    Reader reader(group);
+    for (int64_t k = 0; k < SIZE; k += Reader::STEP) {
+        reader.step(k);
+#pragma GCC unroll 4
+        for (int i = 0; i < Reader::STEP; ++i) {
+            vec::F low, high;
+            reader.pair(i, low, high);
+            vec::store(to + (k + i) * OUTPUTS, low);
+            vec::store(to + (k + i) * OUTPUTS + vec::W, high);
         }
     }
 }

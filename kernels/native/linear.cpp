@@ -80,17 +80,12 @@ struct Plain {
     }
 };
 
-template <int64_t BYTES>
+template <typename Reader>
 struct Groups {
     const uint8_t* panel;
     const float* stretch(int64_t from, int64_t count, float* decoded) const {
-        for (int64_t k = 0; k < count; k += groups::SIZE) {
-            const uint8_t* group = panel + (from + k) / groups::SIZE * BYTES;
-            if (BYTES == groups::BYTES_4)
-                groups::decode_4(group, decoded + k * PANEL);
-            else
-                groups::decode_8(group, decoded + k * PANEL);
-        }
+        for (int64_t k = 0; k < count; k += groups::SIZE)
+            groups::decode<Reader>(panel + (from + k) / groups::SIZE * Reader::BYTES, decoded + k * PANEL);
         return decoded;
     }
     Ahead ahead(int64_t, int64_t, int64_t, const float* decoded) const { return {(const char*)decoded, 0}; }
@@ -110,14 +105,61 @@ void multiply_panel(const Source& source, const Activations& x, float* sums) {
     }
 }
 
+// For few tokens: the same sums over the same floats, but these never leave the registers.
+template <typename Reader, int ROWS>
+void multiply_groups(const uint8_t* panel, const float* x, int64_t K, float* sums) {
+    F total[ROWS][2];
+    for (int64_t from = 0; from < K; from += K_STRETCH) {
+        F acc[ROWS][2];
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = F{};
+        for (int64_t start = from; start < std::min(K, from + K_STRETCH); start += groups::SIZE) {
+            Reader reader(panel + start / groups::SIZE * Reader::BYTES);
+            for (int64_t k = 0; k < groups::SIZE; k += Reader::STEP) {
+                reader.step(k);
+#pragma GCC unroll 4
+                for (int i = 0; i < Reader::STEP; ++i) {
+                    F low, high;
+                    reader.pair(i, low, high);
+#pragma GCC unroll 16
+                    for (int r = 0; r < ROWS; ++r) {
+                        F a = splat(x[(start + k + i) * ROWS + r]);
+                        acc[r][0] = fma(a, low, acc[r][0]);
+                        acc[r][1] = fma(a, high, acc[r][1]);
+                    }
+                }
+            }
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r)
+            for (int h = 0; h < 2; ++h) total[r][h] = from ? total[r][h] + acc[r][h] : acc[r][h];
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+        for (int h = 0; h < 2; ++h) store(sums + r * PANEL + h * W, total[r][h]);
+}
+
+template <typename Reader>
+void multiply_groups(const uint8_t* panel, const Activations& x, float* sums) {
+    switch (x.num_tokens) {
+        case 1: return multiply_groups<Reader, 1>(panel, x.data, x.K, sums);
+        case 2: return multiply_groups<Reader, 2>(panel, x.data, x.K, sums);
+        case 3: return multiply_groups<Reader, 3>(panel, x.data, x.K, sums);
+        case 4: return multiply_groups<Reader, 4>(panel, x.data, x.K, sums);
+        case 5: return multiply_groups<Reader, 5>(panel, x.data, x.K, sums);
+        case 6: return multiply_groups<Reader, 6>(panel, x.data, x.K, sums);
+        default: return multiply_panel(Groups<Reader>{panel}, x, sums);
+    }
+}
+
 void multiply_panel(const Linear& layer, int64_t p, const Activations& x, float* sums) {
     const uint8_t* bytes = (const uint8_t*)layer.weights;
     const int64_t first_group = p * (x.K / groups::SIZE);
     switch (layer.dtype) {
         case FLOAT32: return multiply_panel(Plain<float>{(const float*)bytes + p * x.K * PANEL}, x, sums);
         case BFLOAT16: return multiply_panel(Plain<bf16>{(const bf16*)bytes + p * x.K * PANEL}, x, sums);
-        case GROUPS_4: return multiply_panel(Groups<groups::BYTES_4>{bytes + first_group * groups::BYTES_4}, x, sums);
-        case GROUPS_8: return multiply_panel(Groups<groups::BYTES_8>{bytes + first_group * groups::BYTES_8}, x, sums);
+        case GROUPS_4: return multiply_groups<groups::Reader4>(bytes + first_group * groups::BYTES_4, x, sums);
+        case GROUPS_8: return multiply_groups<groups::Reader8>(bytes + first_group * groups::BYTES_8, x, sums);
     }
 }
 
@@ -207,9 +249,9 @@ void unpack_row(const Linear& layer, int64_t n, float* row) {
         const int64_t group = panel * num_groups + k / groups::SIZE;
         if (k % groups::SIZE == 0) {
             if (layer.dtype == GROUPS_4)
-                groups::decode_4((const uint8_t*)layer.weights + group * groups::BYTES_4, decoded);
+                groups::decode<groups::Reader4>((const uint8_t*)layer.weights + group * groups::BYTES_4, decoded);
             else
-                groups::decode_8((const uint8_t*)layer.weights + group * groups::BYTES_8, decoded);
+                groups::decode<groups::Reader8>((const uint8_t*)layer.weights + group * groups::BYTES_8, decoded);
         }
         row[k] = decoded[k % groups::SIZE * PANEL + output];
     }
