@@ -93,9 +93,7 @@ def sampling_params(job: Job, speculative: SpeculativeParams) -> SamplingParams:
     )
 
 
-def closed_loop(
-    engine: Engine, jobs: Sequence[Job], concurrency: int, speculative: SpeculativeParams
-) -> list[Outcome]:
+def closed_loop(engine: Engine, jobs: Sequence[Job], concurrency: int, speculative: SpeculativeParams) -> list[Outcome]:
     """Keep `concurrency` requests in flight until all jobs are served, stepping the engine here.
 
     A job is submitted when a place is free, so no time is spent waiting outside the engine.
