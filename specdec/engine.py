@@ -103,7 +103,7 @@ class Engine:
             stop_token_ids=stop_ids,
             stop_matcher=stop_matcher,
         )
-        request.rules = resolve(params, stop_ids, model.vocab_size, getattr(model, "tokenizer", None))
+        request.rules = resolve(params, request.rules, model.vocab_size, getattr(model, "tokenizer", None))
         if request.max_output_tokens < request.rules.min_tokens:
             raise InvalidRequestError(
                 f"min_tokens is {params.min_tokens}; behind this prompt there is room for "

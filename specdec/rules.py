@@ -78,6 +78,11 @@ class Rules:
             return None
         return TokenCounts(prompt_token_ids if self.repetition != 1.0 else ())
 
+    @property
+    def bans(self) -> bool:
+        """True where single ids may have to be ruled out."""
+        return bool(self.bad_words) or self.min_tokens > 0
+
     def edits(self, position: int) -> bool:
         """True where any score changes at this output position."""
         return self.always_edits or self._holds_back(position)

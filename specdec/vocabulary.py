@@ -15,10 +15,9 @@ from specdec.sampling_params import SamplingParams
 from specdec.tokenizer import Tokenizer
 
 
-def resolve(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int, tokenizer: Any) -> Rules:
-    """The rules of a request, its ids checked and its bad words turned into ids.
+def resolve(params: SamplingParams, rules: Rules, vocab_size: int, tokenizer: Any) -> Rules:
+    """A request's rules with its bad words turned into ids; every id it names is checked.
 
-    stop_ids    every id that ends the output
     tokenizer   the model's own, of transformers; None: the model has none
     """
     named = {
@@ -28,10 +27,10 @@ def resolve(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int, t
     }
     for name, ids in named.items():
         _check_known(name, ids, vocab_size)
-    rules = Rules.of(params, stop_ids)
     if params.bad_words:
         rules = replace(rules, bad_words=bad_word_ids(params.bad_words, tokenizer, vocab_size))
-    _check_something_is_left(params, rules, vocab_size)
+    if rules.bans or rules.allowed is not None:
+        _check_something_is_left(params, rules, vocab_size)
     return rules
 
 

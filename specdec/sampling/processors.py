@@ -72,7 +72,7 @@ def _keep_allowed(scores: Tensor, choices: Sequence[Choice], rows: Sequence[int]
 
 
 def _ban(scores: Tensor, choices: Sequence[Choice], rows: Sequence[int]) -> None:
-    banned = {i: ids for i in rows if len(ids := choices[i].banned())}
+    banned = {i: ids for i in rows if choices[i].request.rules.bans and len(ids := choices[i].banned())}
     if banned:
         scores.view(-1)[_Pairs(scores, list(banned), list(banned.values())).index] = _NEVER
 

@@ -9,11 +9,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from specdec.errors import InvalidRequestError
 from specdec.request import Request
 from specdec.sampling import Choice, choose
 from specdec.sampling.filters import filter_rows
 from specdec.sampling.processors import edit
 from specdec.sampling_params import SamplingParams
+from specdec.vocabulary import bad_word_ids
 from tests.engines import ids, llm
 from tests.sampling.by_hand import law
 from tests.sampling.table_model import Digits, Known, TableModel, run, table_engine
@@ -49,7 +51,7 @@ def _run(k: int, proposer: Any, params: list[SamplingParams], **options: Any) ->
     return [r.output_token_ids for r in run(table_engine(TARGET, k, proposer, **options), prompts, params)]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.lists(PARAMS, min_size=3, max_size=3), st.integers(0, 2**63 - 1))
 def test_every_parameter_set_decodes_as_it_does_plainly(sets: list[dict[str, Any]], seed: int) -> None:
     params = [SamplingParams(max_tokens=14, seed=max(seed - i, 0), **own) for i, own in enumerate(sets)]
@@ -202,3 +204,32 @@ def test_a_draft_with_a_smaller_vocabulary_reads_what_it_can_of_the_rules() -> N
     request = Request("r", [1, 2], own)
     request.extend([9])
     assert choose(torch.zeros(1, 6, dtype=torch.float64), [Choice(request, 1, (7,))]) == ([2], [True])
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        ({"allowed_token_ids": [3, 10]}, "allowed_token_ids holds 10; token ids of this model are from 0 to 9"),
+        ({"logit_bias": {2**31 - 1: 1}}, "logit_bias holds 2147483647; token ids of this model are from 0 to 9"),
+        ({"stop_token_ids": [10]}, "stop_token_ids holds 10"),
+        ({"allowed_token_ids": [9], "min_tokens": 1}, "allowed_token_ids leaves no token"),
+        ({"bad_words": list("0123456789")}, "bad_words leaves no token"),
+        ({"min_tokens": 2**21, "max_tokens": None}, "min_tokens is 2097152; .* room for"),
+    ],
+)
+def test_what_the_model_cannot_honour_is_refused_at_the_door(own: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=text):
+        table_engine(TARGET).make_request("r", [1], SamplingParams(**own))
+
+
+def test_bad_words_are_known_by_their_form_behind_a_space_too(toy: str) -> None:
+    tokenizer = llm(toy).engine.target.model.tokenizer
+    assert bad_word_ids(["ab", " c"], tokenizer, 260) == ((97, 98), (99,))  # bytes: " ab" ends in "ab" already
+    with pytest.raises(InvalidRequestError, match="the target has no tokenizer"):
+        bad_word_ids(["a"], None, 260)
+
+    class Words:
+        def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+            return {"input_ids": {"cat": [5, 6], " cat": [7]}[text]}
+
+    assert bad_word_ids([" cat"], Words(), 10) == ((5, 6), (7,))

@@ -28,8 +28,7 @@ CASES: list[tuple[dict[str, Any], int, str]] = [
     ({"presence_penalty": -2.0}, 5, "good"),
     ({"frequency_penalty": 2.0}, 3, "bad"),
     ({"allowed_token_ids": [0, 2, 3, 7], "logit_bias": {0: 2.0, 5: -100.0}}, 1, "good"),
-    ({"bad_words": [[2], [3, 3], [1, 0, 1]]}, 3, "good"),
-    ({"min_tokens": 2}, 5, "self"),
+    ({"bad_words": [[2], [3, 3], [1, 0, 1]], "min_tokens": 2}, 3, "good"),
     ({"temperature": 0.6, "top_k": 5, "top_p": 0.85, "min_p": 0.02}, 3, "good"),
     (
         {"presence_penalty": 0.8, "frequency_penalty": -0.5, "bad_words": [[7, 7]], "top_k": 6, "temperature": 1.5},
@@ -39,6 +38,8 @@ CASES: list[tuple[dict[str, Any], int, str]] = [
 ]
 MORE: list[tuple[dict[str, Any], int, str]] = [
     ({"repetition_penalty": 0.6}, 1, "bad"),
+    ({"bad_words": [[2], [3, 3], [1, 0, 1]]}, 5, "good"),
+    ({"min_tokens": 2}, 5, "self"),
     ({"presence_penalty": 2.0}, 3, "bad"),
     ({"frequency_penalty": -2.0}, 5, "self"),
     ({"logit_bias": {0: 2.0, 5: -100.0}}, 3, "bad"),
@@ -52,10 +53,12 @@ def _name(value: object) -> str:
     return "+".join(value) if isinstance(value, dict) else str(value)
 
 
-def draw(params: dict[str, Any], k: int, proposer: Proposer | TableModel) -> list[tuple[int, ...]]:
+def draw(
+    params: dict[str, Any], k: int, proposer: Proposer | TableModel, count: int = NUM_DRAWS
+) -> list[tuple[int, ...]]:
     own = {**params, "bad_words": ["".join(map(str, w)) for w in params.get("bad_words", ())]}
     engine = table_engine(TARGET, k, proposer)
-    requests = run(engine, [PROMPT] * NUM_DRAWS, [SamplingParams(max_tokens=3, **own)] * NUM_DRAWS)
+    requests = run(engine, [PROMPT] * count, [SamplingParams(max_tokens=3, **own)] * count)
     return [tuple(r.output_token_ids) for r in requests]
 
 
@@ -78,7 +81,7 @@ def test_outputs_follow_the_law_in_more_cases(params: dict[str, Any], k: int, pr
 
 def test_another_law_is_caught() -> None:
     expected = outputs(TARGET.scores, PROMPT, {"presence_penalty": 0.5}, 3, stop_ids=[6])
-    statistic, freedom = chi_square(draw({"frequency_penalty": 0.9}, 3, PROPOSERS["good"]), expected)
+    statistic, freedom = chi_square(draw({"frequency_penalty": 0.9}, 3, PROPOSERS["good"], 4096), expected)
     assert statistic > bound(freedom)
 
 
@@ -97,5 +100,5 @@ def test_a_sampler_whose_noise_depends_on_the_draft_is_caught(monkeypatch: pytes
 
     monkeypatch.setattr(sampler, "_sample", lying)
     expected = outputs(TARGET.scores, PROMPT, {}, 3, stop_ids=[6])
-    statistic, freedom = chi_square(draw({}, 3, PROPOSERS["bad"]), expected)
-    assert statistic > 3 * bound(freedom)
+    statistic, freedom = chi_square(draw({}, 3, PROPOSERS["bad"], 4096), expected)
+    assert statistic > 2 * bound(freedom)

@@ -1,0 +1,199 @@
+"""Sampling overhead: what each parameter costs where the target's scores become tokens.
+
+    python -m evals.sampling_overhead --target smollm2-135m
+
+It times the judging of 64 rows of 5 positions over a vocabulary of 49,152 on made-up scores, for one
+parameter at a time, and sets the time beyond the plain case against a forward of a real target that
+yields as many rows. It says nothing of what a parameter does to the text or to acceptance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from evals import results
+from evals.table import render
+from specdec.batch import Batch, Row
+from specdec.llm import LLM
+from specdec.models.forward_batch import Segment
+from specdec.request import Request
+from specdec.sampling import verify
+from specdec.sampling_params import SamplingParams
+
+KIND = "overhead.sampling"
+NUM_PROMPT_TOKENS = 128
+NUM_OUTPUT_TOKENS = 128
+
+CASES: dict[str, dict[str, Any]] = {
+    "temperature=0": {"temperature": 0},
+    "temperature": {},
+    "top_k=50": {"top_k": 50},
+    "top_p=.9": {"top_p": 0.9},
+    "top_k=50 top_p=.9": {"top_k": 50, "top_p": 0.9},
+    "min_p=.05": {"min_p": 0.05},
+    "presence": {"presence_penalty": 0.5},
+    "frequency": {"frequency_penalty": 0.5},
+    "repetition": {"repetition_penalty": 1.1},
+    "logit_bias x100": {"logit_bias": {7 * i: 1.0 for i in range(100)}},
+    "allowed x1000": {"allowed_token_ids": list(range(0, 7000, 7))},
+    "stop ids, min_tokens": {"stop_token_ids": [5, 6], "min_tokens": 2**20, "max_tokens": None},
+    "all of them": {
+        "top_k": 50,
+        "top_p": 0.9,
+        "min_p": 0.05,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.1,
+        "logit_bias": {7: 1.0},
+    },
+    "logprobs=0": {"logprobs": 0},
+    "logprobs=20": {"logprobs": 20},
+}
+PLAIN = "temperature"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Median milliseconds of one case; `beyond` is what it takes more than temperature alone."""
+
+    case: str
+    rows: int
+    positions: int
+    vocab_size: int
+    dtype: str
+    total: float
+    beyond: float
+    forward: float | None
+
+
+def median_ms(action: Callable[[], object], times: int) -> float:
+    """Milliseconds of the middle one of several runs, after two to warm up."""
+    spent = []
+    for _ in range(times + 2):
+        began = time.perf_counter()
+        action()
+        spent.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(spent[2:])
+
+
+def make_batch(rows: int, positions: int, vocab_size: int, params: dict[str, Any]) -> Batch:
+    """Rows in mid-output, each with positions - 1 drafts; none of their tokens are alike."""
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for index in range(rows):
+        tokens = torch.randint(vocab_size, (NUM_PROMPT_TOKENS + NUM_OUTPUT_TOKENS + positions,), generator=generator)
+        tokens_list = tokens.tolist()
+        own = SamplingParams(seed=index, **params)
+        stop_ids = frozenset(own.stop_token_ids or ())
+        request = Request(
+            f"row-{index}", tokens_list[:NUM_PROMPT_TOKENS], own, noise_seed=index, max_output_tokens=2**30,
+            stop_token_ids=stop_ids,
+        )  # fmt: skip
+        request.extend(tokens_list[NUM_PROMPT_TOKENS:-positions])
+        drafts = tuple(tokens_list[-positions:-1])
+        made.append(Row(request, request.num_tokens - 1, 1, len(drafts), drafts))
+    return Batch(tuple(made))
+
+
+def made_up_scores(rows: int, vocab_size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Scores with a head and a tail like a language model's: a normal body, a few tokens far above it."""
+    generator = torch.Generator().manual_seed(1)
+    scores = 2.0 * torch.randn(rows, vocab_size, generator=generator)
+    likely = torch.randint(vocab_size, (rows, 40), generator=generator)
+    scores.scatter_add_(1, likely, 8.0 * torch.rand(rows, 40, generator=generator) + 2.0)
+    return scores.to(dtype)
+
+
+def forward_ms(target: str, dtype: str, rows: int, positions: int, times: int) -> float:
+    """A forward of the real target that scores as many rows, behind prompts of the same length."""
+    made = LLM(target, None, dtype=dtype, max_num_batched_tokens=max(512, rows * positions), max_num_seqs=rows)
+    runner = made.engine.target
+    length = NUM_PROMPT_TOKENS + NUM_OUTPUT_TOKENS
+    per_row = -(-(length + positions) // runner.cache.block_size)
+    num_blocks = made.engine.scheduler.pool.num_blocks
+    tables = [[(r * per_row + i) % num_blocks for i in range(per_row)] for r in range(rows)]
+    segments = [Segment([5] * positions, length, table, positions) for table in tables]
+    return median_ms(lambda: runner.forward(runner.pack(segments)), times)
+
+
+def measure(args: argparse.Namespace) -> list[Measurement]:
+    """Every case on the same scores."""
+    dtype = getattr(torch, args.dtype)
+    forward = forward_ms(args.target, args.dtype, args.rows, args.positions, args.times) if args.target else None
+    scores = made_up_scores(args.rows * args.positions, args.vocab_size, dtype)
+    totals: dict[str, float] = {}
+    for case in tqdm(CASES, unit="case", disable=None):
+        batch = make_batch(args.rows, args.positions, args.vocab_size, CASES[case])
+        totals[case] = median_ms(lambda batch=batch: verify(batch, scores), args.times)  # type: ignore[misc]
+    return [
+        Measurement(
+            case=case,
+            rows=args.rows,
+            positions=args.positions,
+            vocab_size=args.vocab_size,
+            dtype=args.dtype,
+            total=total,
+            beyond=total - totals[PLAIN],
+            forward=forward,
+        )
+        for case, total in totals.items()
+    ]
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m evals.sampling_overhead", description=(__doc__ or "").split("\n")[0]
+    )
+    add = parser.add_argument
+    add("--rows", type=int, default=64)
+    add("--positions", type=int, default=5)
+    add("--vocab-size", type=int, default=49_152)
+    add("--dtype", default="bfloat16")
+    add("--times", type=int, default=7)
+    add("--target", help="time its forward as well; default: no forward")
+    add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, print, save."""
+    args = parse(argv)
+    path = args.out or results.default_path("evals.sampling_overhead")
+    file = results.ResultFile(path, results.describe("evals.sampling_overhead", argv, 0))
+    measured = measure(args)
+    for one in measured:
+        file.write(KIND, {name: getattr(one, name) for name in Measurement.__slots__})
+    print(table(measured))
+    forward = measured[0].forward
+    print(
+        f"\n{args.rows} rows x {args.positions} positions x {args.vocab_size}, {args.dtype}, "
+        f"{torch.get_num_threads()} threads, medians of {args.times}; forward "
+        + ("not measured" if forward is None else f"{forward:.1f} ms")
+        + f". {path}"
+    )
+    return 0
+
+
+def table(measured: Sequence[Measurement]) -> str:
+    """One line a case."""
+
+    def share(one: Measurement, milliseconds: float) -> str:
+        return "-" if one.forward is None else f"{100 * milliseconds / one.forward:.1f} %"
+
+    rows = [[m.case, f"{m.total:.1f}", f"{m.beyond:+.1f}", share(m, m.total), share(m, m.beyond)] for m in measured]
+    return render(["parameter", "ms", "beyond plain", "of forward", "beyond, of forward"], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
