@@ -1,6 +1,6 @@
 """Soak: random requests against random pools for as long as one likes, integrity checked after every step.
 
-    python -m evals.soak --target DIRECTORY --draft DIRECTORY --requests 500
+    python -m evals.soak --requests 500
 
 Arrivals, lengths, temperatures, stop tokens, draft lengths and aborts are random from a seed. Each
 request's text is held against a plain run alone in a big pool, in float64, where no rounding excuses
@@ -10,8 +10,11 @@ a difference. It measures no speed.
 from __future__ import annotations
 
 import argparse
+import atexit
 import random
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +24,7 @@ from typing import Any
 import psutil
 import torch
 from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from evals import results
 from evals.flags import words
@@ -205,11 +209,22 @@ def _counts(tally: Tally) -> dict[str, Any]:
     return counts | {"preemptions_per_finished": tally.preemptions_per_finished}
 
 
+def _toy(folder: Path, num_layers: int) -> str:
+    """A Llama of random weights, small enough to take thousands of steps a minute."""
+    config = AutoConfig.for_model(
+        "llama", vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=num_layers,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(num_layers)
+    AutoModelForCausalLM.from_config(config).to(torch.float64).save_pretrained(folder)
+    return str(folder)
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evals.soak", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--target", required=True, help="a small model: it runs in float64")
+    add("--target", help="a small model: it runs in float64; without it toys with random weights are made")
     add("--draft", help="a second one of the same tokenizer, for method draft")
     add("--methods", type=words, help="of plain,ngram,draft,self (the target drafts for itself); default: all that can")
     add("--minutes", type=float, default=float("inf"))
@@ -218,6 +233,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--threads", type=int, default=1, help="of torch; a toy is fastest on one")
     add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     args = parser.parse_args(argv)
+    if args.target is None:
+        folder = Path(tempfile.mkdtemp(prefix="specdec-soak-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        args.target, args.draft = _toy(folder / "target", 3), _toy(folder / "draft", 1)
     args.methods = args.methods or ["plain", "ngram", "self", *(["draft"] if args.draft else [])]
     unknown = set(args.methods) - {"plain", "ngram", "self", "draft"}
     if unknown or ("draft" in args.methods and not args.draft):
