@@ -6,7 +6,7 @@ They know ids and numbers; they know no scores, no tokenizer and no other reques
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,8 @@ from specdec.sampling_params import SamplingParams
 from specdec.token_counts import Ints, TokenCounts
 
 Floats = NDArray[np.float64]
-_NONE = np.zeros(0, np.int64)
+_NO_IDS = np.zeros(0, np.int64)
+_NO_NUMBERS = np.zeros(0, np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Rules:
     repetition   divides positive and multiplies negative scores of tokens in prompt or output
     presence     taken off the scores of tokens in the output
     frequency    taken off once for every time the token is in the output
+
+    Derived: always_edits (True where scores change at every position) and longest_bad_word (in ids).
     """
 
     allowed: Ints | None
@@ -40,6 +43,13 @@ class Rules:
     repetition: float
     presence: float
     frequency: float
+    always_edits: bool = field(init=False)
+    longest_bad_word: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        edits = self.allowed is not None or self.bad_words or len(self.bias_ids) or self.penalises
+        object.__setattr__(self, "always_edits", bool(edits))  # asked for every row of every step
+        object.__setattr__(self, "longest_bad_word", max(map(len, self.bad_words), default=0))
 
     @classmethod
     def of(cls, params: SamplingParams, stop_token_ids: Iterable[int] = ()) -> Rules:
@@ -49,9 +59,9 @@ class Rules:
             allowed=None if params.allowed_token_ids is None else np.unique(np.array(params.allowed_token_ids)),
             bad_words=(),
             min_tokens=params.min_tokens or 0,
-            stop_ids=np.array(sorted(stop_token_ids), np.int64),
-            bias_ids=np.fromiter(bias, np.int64, len(bias)),
-            bias=np.fromiter(bias.values(), np.float64, len(bias)),
+            stop_ids=np.array(sorted(stop_token_ids), np.int64) if params.min_tokens else _NO_IDS,
+            bias_ids=np.fromiter(bias, np.int64, len(bias)) if bias else _NO_IDS,
+            bias=np.fromiter(bias.values(), np.float64, len(bias)) if bias else _NO_NUMBERS,
             repetition=1.0 if params.repetition_penalty is None else params.repetition_penalty,
             presence=params.presence_penalty or 0.0,
             frequency=params.frequency_penalty or 0.0,
@@ -70,21 +80,10 @@ class Rules:
 
     def edits(self, position: int) -> bool:
         """True where any score changes at this output position."""
-        return (
-            self.allowed is not None
-            or bool(self.bad_words)
-            or len(self.bias_ids) > 0
-            or self.penalises
-            or self._holds_back(position)
-        )
+        return self.always_edits or self._holds_back(position)
 
     def _holds_back(self, position: int) -> bool:
         return position < self.min_tokens and len(self.stop_ids) > 0
-
-    @property
-    def longest_bad_word(self) -> int:
-        """Ids in the longest bad word."""
-        return max(map(len, self.bad_words), default=0)
 
     def banned(self, position: int, last: Sequence[int]) -> Ints:
         """Ids that may not be chosen at an output position behind the output tokens `last`.
@@ -92,5 +91,5 @@ class Rules:
         last   as many of the latest output tokens as the longest bad word has, or all there are
         """
         words = [w[-1] for w in self.bad_words if len(w) == 1 or tuple(last[1 - len(w) :]) == w[:-1]]
-        ids = np.array(words, np.int64) if words else _NONE
+        ids = np.array(words, np.int64) if words else _NO_IDS
         return np.concatenate([ids, self.stop_ids]) if self._holds_back(position) else ids

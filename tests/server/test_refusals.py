@@ -25,7 +25,7 @@ BAD_FIELDS = [
     *[("max_tokens", v) for v in ("0", "-1", "1.5", '"1"')],
     *[("stop", v) for v in ('""', '[""]', '["", "x"]', "5", "[5]", '{"a": 1}')],
     *[("stop_token_ids", v) for v in ("[-1]", "[1.5]", "[true]", "5", '["a"]')],
-    *[("allowed_token_ids", v) for v in ("[-1]", "[1]", "[]")],
+    *[("allowed_token_ids", v) for v in ("[-1]", "[1.5]", "[]")],
     *[("logit_bias", v) for v in ('{"a": 1}', '{"1": "x"}', '{"-1": 1}', "[]")],
     *[("presence_penalty", v) for v in ("NaN", '"1"', "2.5")],
     *[("min_p", v) for v in ("NaN", "-1", "2")],
