@@ -33,13 +33,13 @@ class DropsToken(WatchedEngine):
 
 
 class Sleeps(WatchedEngine):
-    """Rests nine times as long as it works, so that it is ten times slower on any machine."""
+    """Rests four times as long as it works, so that it is five times slower on any machine."""
 
     def step(self) -> list[Emitted]:
         """A slow step."""
         began = time.perf_counter()
         gains = super().step()
-        time.sleep(9 * (time.perf_counter() - began))
+        time.sleep(4 * (time.perf_counter() - began))
         return gains
 
 
