@@ -294,7 +294,7 @@ def test_a_step_that_raises_fails_its_rows_and_spares_those_waiting(toy: str, ca
 
     def fail_once(batch: Any) -> torch.Tensor:
         if next(calls) == 2:
-            raise RuntimeError("out of memory")
+            raise fault("out of memory")
         return original(batch)
 
     runner.forward = fail_once  # type: ignore[method-assign]
