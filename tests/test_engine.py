@@ -288,7 +288,10 @@ def test_a_row_whose_scores_are_not_finite_fails_alone(toy: str) -> None:
     assert_clean(made)
 
 
-def test_a_step_that_raises_fails_its_rows_and_spares_those_waiting(toy: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("fault", [RuntimeError, torch.OutOfMemoryError, MemoryError])
+def test_a_step_that_raises_fails_its_rows_and_spares_those_waiting(
+    toy: str, caplog: pytest.LogCaptureFixture, fault: type[Exception]
+) -> None:
     made = llm(toy, max_num_seqs=2, max_num_batched_tokens=64)
     runner = made.engine.target
     original, calls = runner.forward, itertools.count()
