@@ -4,7 +4,7 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 ARGS   ?=
 
-.PHONY: serve test test-slow lint eval venv clean
+.PHONY: serve test test-slow lint eval venv browser clean
 
 serve: venv
 	$(PY) serve.py $(ARGS)
@@ -31,6 +31,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt torch
 	$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
+
+# What the tests of the page need beyond `make venv`; without it they are skipped, and say so.
+browser: venv
+	$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt playwright
+	command -v chromium || (apt-get update && apt-get install -y --no-install-recommends chromium)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from evals.equality import Judge
-from evals.load import Job, System
+from evals.load import Job, Outcome, System
 from evals.runs import PLAIN, Run, stats_of, times_of
 from evals.workloads import Prompt
 
@@ -25,18 +25,25 @@ class Comparison:
 
     systems   the first must be plain decoding
     judge     decides which differences floating point allows
+    decode    ids to text, to compare a server that gives no ids
     save      is given every run as soon as it is over
     done      runs of an earlier, interrupted command; they are not repeated
     """
 
     def __init__(
-        self, systems: Sequence[System], judge: Judge, dtype: str, save: Callable[[Run], None], done: Sequence[Run] = ()
+        self,
+        systems: Sequence[System],
+        judge: Judge,
+        decode: Callable[[Sequence[int]], str],
+        save: Callable[[Run], None],
+        done: Sequence[Run] = (),
     ) -> None:
         if not systems or systems[0].label != PLAIN:
             raise ValueError("the first system must be plain decoding; the others are measured against it")
         self.systems = list(systems)
         self.judge = judge
-        self.dtype = dtype
+        self.decode = decode
+        self.dtype = str(judge.dtype).removeprefix("torch.")
         self.save = save
         self.runs = list(done)
         self._done = {run.key for run in done}
@@ -45,12 +52,16 @@ class Comparison:
             if run.system == PLAIN:
                 self._references.setdefault(run.workload, run.outputs)
 
+    def systems_at(self, concurrency: int) -> list[System]:
+        """Those that can hold so many requests in flight."""
+        return [s for s in self.systems if s.max_concurrency is None or concurrency <= s.max_concurrency]
+
     def measure(self, workload: str, jobs: Sequence[Job], concurrency: int, repeats: int, bar: tqdm[Any]) -> None:
         """Run every system `repeats` times on one workload, in an order that rotates from repeat to repeat.
 
         Neighbours in time then meet the same machine, and no system always comes first.
         """
-        systems = [s for s in self.systems if s.max_concurrency is None or concurrency <= s.max_concurrency]
+        systems = self.systems_at(concurrency)
         for system in systems:
             if any((workload, concurrency, system.label, repeat) not in self._done for repeat in range(repeats)):
                 system.run(warm_up_jobs(jobs, concurrency), concurrency)
@@ -76,12 +87,21 @@ class Comparison:
             stats=stats_of(outcomes),
             stages={stage: after[stage] - before[stage] for stage in after},
             num_steps=steps_after - steps_before,
-            forks=self.judge.forks(jobs, reference, times["outputs"]),
             dtype=self.dtype,
+            **self._judgement(jobs, reference, outcomes),
             **times,
         )
         self.runs.append(run)
         self.save(run)
+
+    def _judgement(
+        self, jobs: Sequence[Job], reference: Sequence[Sequence[int]], outcomes: Sequence[Outcome]
+    ) -> dict[str, Any]:
+        """Token ids are held against the reference; a server that gives only text is compared by its text."""
+        if any(outcome.text is not None for outcome in outcomes):
+            texts = [self.decode(ids) for ids in reference]
+            return {"forks": [], "same_texts": sum(o.text == t for o, t in zip(outcomes, texts, strict=True))}
+        return {"forks": self.judge.forks(jobs, reference, [o.token_ids for o in outcomes])}
 
 
 def warm_up_jobs(jobs: Sequence[Job], concurrency: int) -> list[Job]:

@@ -37,6 +37,7 @@ class Outcome:
     """What became of a job; times are seconds of one clock.
 
     emissions   (time, new tokens) of every moment the client would have seen something
+    text        only from systems that give no token ids
     stats       None where the system does not say
     """
 
@@ -45,6 +46,13 @@ class Outcome:
     emissions: list[tuple[float, int]] = field(default_factory=list)
     finish_reason: str | None = None
     stats: RequestStats | None = None
+    text: str | None = None
+    error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens emitted, by the system's own count."""
+        return sum(n for _, n in self.emissions)
 
     @property
     def ttft(self) -> float:
@@ -64,8 +72,7 @@ class Outcome:
     @property
     def tpot(self) -> float | None:
         """Seconds per token behind the first; None for a single token."""
-        count = sum(n for _, n in self.emissions)
-        return (self.e2e - self.ttft) / (count - 1) if count > 1 else None
+        return (self.e2e - self.ttft) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
 
 class System(Protocol):
@@ -114,7 +121,7 @@ def closed_loop(engine: Engine, jobs: Sequence[Job], concurrency: int, speculati
             for gain in gains:
                 outcome = outcomes[in_flight[gain.request.request_id]]
                 assert outcome is not None
-                _record(outcome, gain.request, gain.token_ids, now)
+                record(outcome, gain.request, gain.token_ids, now)
                 if gain.request.is_finished:
                     del in_flight[gain.request.request_id]
     finally:
@@ -123,7 +130,8 @@ def closed_loop(engine: Engine, jobs: Sequence[Job], concurrency: int, speculati
     return [outcome for outcome in outcomes if outcome is not None]
 
 
-def _record(outcome: Outcome, request: Request, token_ids: tuple[int, ...], now: float) -> None:
+def record(outcome: Outcome, request: Request, token_ids: tuple[int, ...], now: float) -> None:
+    """Note what a request gained at this moment; a failed request ends the measurement."""
     if token_ids:
         outcome.token_ids += token_ids
         outcome.emissions.append((now, len(token_ids)))

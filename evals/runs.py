@@ -26,8 +26,10 @@ class Run:
     ttft, e2e    a request each; itl a gap between emissions; tpot a request of two tokens or more
     stages       seconds of each stage of all steps; empty where the system does not say
     num_steps    steps of the whole batch
-    outputs      token ids of every request
+    num_tokens   emitted, by the system's own count
+    outputs      token ids of every request; empty lists from a server that gives none
     forks        where outputs left plain decoding
+    same_texts   how many texts were plain decoding's, for a server that gives no ids; else None
     """
 
     workload: str
@@ -42,19 +44,16 @@ class Run:
     stats: RequestStats | None
     stages: dict[str, float]
     num_steps: int
+    num_tokens: int
     outputs: list[list[int]]
     forks: list[Fork]
+    same_texts: int | None = None
     dtype: str
 
     @property
     def key(self) -> tuple[str, int, str, int]:
         """What tells a run from all others with the same settings."""
         return self.workload, self.concurrency, self.system, self.repeat
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens emitted."""
-        return sum(map(len, self.outputs))
 
     @property
     def throughput(self) -> float:
@@ -73,6 +72,9 @@ class Run:
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Run:
         """Back from JSON; keys of other rooms are ignored."""
+        missing = set(cls.__slots__) - set(record)
+        if missing:
+            raise ValueError(f"a {KIND} record lacks {', '.join(sorted(missing))}; another version wrote it")
         values = {name: record[name] for name in cls.__slots__}
         values["stats"] = RequestStats(**values["stats"]) if values["stats"] is not None else None
         values["forks"] = [Fork(**fork) for fork in values["forks"]]
@@ -88,6 +90,7 @@ def times_of(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "itl": [gap for o in done for gap in o.itls],
         "tpot": [o.tpot for o in done if o.tpot is not None],
         "e2e": [o.e2e for o in done],
+        "num_tokens": sum(o.num_tokens for o in done),
         "outputs": [o.token_ids for o in outcomes],
     }
 
@@ -122,6 +125,8 @@ class Summary:
     stages: dict[str, float]
     tokens_per_step: float | None
     num_forks: int
+    num_outputs: int
+    same_texts: int | None
     is_equal: bool
 
     @property
@@ -162,6 +167,8 @@ def _summary(runs: list[Run], plain: dict[tuple[str, int, int], float]) -> Summa
         stages=_shares(runs),
         tokens_per_step=sum(run.num_tokens for run in runs) / num_steps if num_steps else None,
         num_forks=sum(len(run.forks) for run in runs),
+        num_outputs=sum(len(run.outputs) for run in runs),
+        same_texts=None if first.same_texts is None else sum(run.same_texts or 0 for run in runs),
         is_equal=all(run.is_equal for run in runs),
     )
 

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from evals import results, speedup_table, workloads
+from evals import baselines, peers, results, speedup_table, workloads
 from evals.compare import Comparison
 from evals.equality import Judge
 from evals.flags import numbers, words
-from evals.load import Job
+from evals.load import Job, System
 from evals.runs import KIND, Run, summarise
 from evals.systems import METHODS, Setup, encode, engine_systems, load
 from specdec import LLM
+from specdec.models.sources import resolve
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -38,6 +39,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--concurrency", type=numbers, default=[1, 8])
     add("--k", type=numbers, default=[2, 4], help="draft lengths")
     add("--methods", type=words, default=None, help="of " + ",".join(METHODS) + "; plain is always measured")
+    add("--baselines", type=words, default=[], help="of " + ",".join(baselines.NAMES) + "; at concurrency 1")
+    add("--peer", action="append", default=[], metavar="NAME=URL", help="an OpenAI-compatible server; may be repeated")
     add("--temperature", type=float, default=0.0)
     add("--dtype", default="auto")
     add("--repeats", type=int, default=3)
@@ -45,6 +48,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     add("--resume", type=Path, help="file of an interrupted run; what it holds with these settings is kept")
     args = parser.parse_args(argv)
+    _check(parser, args)
+    return args
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if args.methods is None:
         args.methods = ["ngram", "draft"] if args.draft else ["ngram"]
     unknown = set(args.methods) - set(METHODS)
@@ -54,7 +62,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error("method draft needs --draft PATH")
     if min(args.k) < 1 or min(args.concurrency) < 1 or args.repeats < 1:
         parser.error("--k, --concurrency and --repeats must be at least 1")
-    return args
+    if set(args.baselines) - set(baselines.NAMES):
+        parser.error(f"--baselines is {','.join(args.baselines)}; known are {', '.join(baselines.NAMES)}")
+    if args.baselines and args.temperature > 0:
+        parser.error("--baselines are greedy, since their sampled text has other noise than ours; use --temperature 0")
+    if any("=" not in peer for peer in args.peer):
+        parser.error("--peer takes NAME=URL")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -140,13 +153,30 @@ def prepare(args: argparse.Namespace, argv: Sequence[str], llms: dict[str, LLM])
     def save(run: Run) -> None:
         file.write(KIND, {"settings": settings, **run.to_record()})
 
-    systems = engine_systems(llms, args.k)
-    return Comparison(systems, Judge(target.path, dtype), dtype, save, done), path
+    return Comparison(all_systems(args, llms), Judge(target.path, dtype), decoder(llms["plain"]), save, done), path
+
+
+def decoder(llm: LLM) -> Callable[[Sequence[int]], str]:
+    """Ids to text, special tokens left out as servers do."""
+    assert llm.tokenizer is not None  # prompts were encoded with it
+    return llm.tokenizer.decode
+
+
+def all_systems(args: argparse.Namespace, llms: dict[str, LLM]) -> list[System]:
+    """Ours, transformers' and the peers'."""
+    systems: list[System] = [*engine_systems(llms, args.k)]
+    model = llms["plain"].engine.target.model
+    if args.baselines:
+        draft = None if args.draft is None else resolve(args.draft)
+        systems += baselines.load(args.baselines, model.path, draft, model.dtype, model.eos_token_ids)
+    for name, url in (peer.split("=", 1) for peer in args.peer):
+        systems.append(peers.PeerSystem(name, peers.connect(url)))
+    return systems
 
 
 def measure(args: argparse.Namespace, jobs: dict[str, list[Job]], comparison: Comparison) -> None:
     """Every workload at every concurrency."""
-    total = len(jobs) * len(args.concurrency) * args.repeats * len(comparison.systems)
+    total = len(jobs) * args.repeats * sum(len(comparison.systems_at(c)) for c in args.concurrency)
     with tqdm(total=total, desc="measuring", unit="run", disable=None) as bar:
         for name, own in jobs.items():
             for concurrency in args.concurrency:

@@ -12,10 +12,10 @@ from evals.table import render as align
 
 def render(summaries: Sequence[Summary]) -> str:
     """Speed and acceptance, latency, and the time split, with their definitions underneath."""
-    return "\n\n".join([speed(summaries), latency(summaries), stages(summaries), _NOTES])
+    return "\n\n".join([speed(summaries), latency(summaries), stages(summaries), NOTES])
 
 
-_NOTES = (
+NOTES = (
     "tok/s and ratio: median [95 % interval] of the repeats; the ratio is taken within a repeat. "
     "mean length: tokens per request and target step, the recovered or bonus token included. "
     "accepted at 1, 2, ...: of the drafts judged at that position. itl: gap between emissions of a request; "
@@ -28,8 +28,16 @@ _SPEED_HEADERS = (
 )  # fmt: skip
 
 
+Cells = tuple[Sequence[str], list[list[str]]]
+
+
 def speed(summaries: Sequence[Summary]) -> str:
     """One line a system."""
+    return align(*speed_cells(summaries))
+
+
+def speed_cells(summaries: Sequence[Summary]) -> Cells:
+    """Headers and rows of the speed table."""
     rows = [
         [
             s.workload,
@@ -44,11 +52,13 @@ def speed(summaries: Sequence[Summary]) -> str:
         ]
         for s in summaries
     ]
-    return align(_SPEED_HEADERS, rows)
+    return _SPEED_HEADERS, rows
 
 
 def verdict(summary: Summary) -> str:
     """How the text compares with plain decoding's."""
+    if summary.same_texts is not None:
+        return f"{summary.same_texts} of {summary.num_outputs} texts the same"
     if not summary.is_equal:
         return f"DIFFERS ({summary.num_forks} outputs)"
     return "equal" if not summary.num_forks else f"equal but for {summary.num_forks} rounding forks"
@@ -70,9 +80,14 @@ def _ratio(value: Interval | None) -> str:
 
 def latency(summaries: Sequence[Summary]) -> str:
     """Milliseconds, P50 / P90 / P99."""
+    return align(*latency_cells(summaries))
+
+
+def latency_cells(summaries: Sequence[Summary]) -> Cells:
+    """Headers and rows of the latency table."""
     names = ("ttft", "itl", "tpot", "e2e")
     rows = [[s.workload, str(s.concurrency), s.system, *(_three(s.latency[name]) for name in names)] for s in summaries]
-    return align(["workload", "c", "system", *(f"{name} ms p50/p90/p99" for name in names)], rows)
+    return ["workload", "c", "system", *(f"{name} ms p50/p90/p99" for name in names)], rows
 
 
 def _three(values: dict[str, float]) -> str:

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from specdec.engine import Engine
+from specdec.engine import Engine, link_choices
 from specdec.errors import EngineDeadError, SpecdecError
+from specdec.logprobs import TokenLogprob
 from specdec.request import FinishReason, Request, StopMatcher
 from specdec.sampling_params import SamplingParams
 from specdec.scheduler import Emitted
@@ -38,6 +39,7 @@ class Gain:
     error          what went wrong, with finish_reason ERROR
     joined_at      when the request's first step began, on time.monotonic()
     at             when this step ended
+    logprobs       one a token, where they were asked for
     """
 
     index: int
@@ -48,6 +50,7 @@ class Gain:
     error: str | None = None
     joined_at: float = 0.0
     at: float = 0.0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +193,7 @@ class AsyncEngine:
             )
             request.cache_salt = cache_salt
             made.append(request)
+        link_choices(made)
         return made
 
     def submit(self, requests: Sequence[Request]) -> GainStream:
@@ -316,5 +320,14 @@ class AsyncEngine:
 
 def _gain(one: Emitted, owner: _Owner, now: float) -> Gain:
     request = one.request
-    reason, joined_at = request.finish_reason, owner.joined_at or now
-    return Gain(owner.index, one.token_ids, one.num_drafted, one.num_accepted, reason, request.error, joined_at, now)
+    return Gain(
+        owner.index,
+        one.token_ids,
+        one.num_drafted,
+        one.num_accepted,
+        request.finish_reason,
+        request.error,
+        joined_at=owner.joined_at or now,
+        at=now,
+        logprobs=one.logprobs,
+    )

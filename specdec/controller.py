@@ -36,4 +36,4 @@ class FixedLength:
     def admit(self, plan: Plan, drafts: Drafts) -> Batch:
         """Verify everything that was offered."""
         offers = zip(plan, drafts.token_ids, strict=True)
-        return Batch(tuple(row.with_drafts(offer[: row.max_drafts]) for row, offer in offers))
+        return Batch(tuple(row.with_drafts(offer[: row.max_drafts]) if offer else row for row, offer in offers))

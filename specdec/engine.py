@@ -43,6 +43,12 @@ def derive_seed(seed: int, index: int) -> int:
     return mixed - 2**64 if mixed >= 2**63 else mixed
 
 
+def link_choices(requests: Sequence[Request]) -> None:
+    """Let the n choices of one prompt share its blocks: the first computes it, the others wait for that."""
+    for request in requests[1:]:
+        request.leader = requests[0]
+
+
 class Engine:
     """Continuous batching with speculation over one shared paged cache."""
 
@@ -82,7 +88,7 @@ class Engine:
         index       which of the n choices this is
         base_seed   shared by the n choices of an unseeded request
         """
-        prompt = self._checked_prompt(prompt_token_ids)
+        prompt = self.checked_prompt(prompt_token_ids)
         seed = params.seed if params.seed is not None else base_seed
         model = self.target.model
         stop_ids = frozenset(params.stop_token_ids or ())
@@ -110,7 +116,8 @@ class Engine:
         """A seed nobody had before in this engine."""
         return self._seeds.getrandbits(63)
 
-    def _checked_prompt(self, token_ids: Sequence[int]) -> list[int]:
+    def checked_prompt(self, token_ids: Sequence[int]) -> list[int]:
+        """The prompt as a list; whatever is not a list of ids of this target is refused by name."""
         vocab_size = self.target.model.vocab_size
         if isinstance(token_ids, (str, bytes)) or not isinstance(token_ids, Sequence):
             raise InvalidRequestError(f"prompt is {type(token_ids).__name__}; token ids must be a list", param="prompt")

@@ -6,6 +6,7 @@ It knows text, prompts and choices; the engine knows the rest.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from tqdm import tqdm
 
 from specdec.assembly import build, resolve_draft
 from specdec.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
-from specdec.engine import Engine
+from specdec.engine import Engine, link_choices
 from specdec.errors import InvalidRequestError
 from specdec.outputs import CompletionOutput, RequestOutput
 from specdec.request import Request
@@ -90,6 +91,7 @@ class LLM:
         inner = self.engine.target.model.tokenizer
         self.tokenizer = Tokenizer(inner) if inner is not None else None
         self._ids = itertools.count()
+        self._turn = threading.Lock()  # an engine is stepped by one thread; other callers wait their turn
 
     @property
     def model_path(self) -> Path:
@@ -133,7 +135,7 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
-            return list(prompt)
+            return prompt if isinstance(prompt, list) else self.engine.checked_prompt(prompt)
         if self.tokenizer is None:
             raise InvalidRequestError("the target has no tokenizer; give token ids", param="prompt")
         return self.tokenizer.encode(prompt)
@@ -147,7 +149,8 @@ class LLM:
             for sequence in self._sequences(index, prompt, own)
         ]
         show = len(prompts) > 1 if progress is None else progress
-        self._drive({s.request.request_id: s for s in sequences}, show)
+        with self._turn:
+            self._drive({s.request.request_id: s for s in sequences}, show)
         outputs = [RequestOutput(str(i), texts[i], prompts[i], []) for i in range(len(prompts))]
         for sequence in sequences:
             choices = outputs[sequence.prompt_index].outputs
@@ -175,6 +178,7 @@ class LLM:
                 f"offline-{next(self._ids)}", prompt, params, index=index, base_seed=base_seed, stop_matcher=matcher
             )
             made.append(_Sequence(prompt_index, request, text))
+        link_choices([sequence.request for sequence in made])
         return made
 
     def _drive(self, sequences: dict[str, _Sequence], show: bool) -> None:

@@ -102,6 +102,9 @@ class Request:
     block_table          block i holds positions i * block_size ...
     noise_seed           64 bits; with the output position it fixes the noise of every choice
     max_output_tokens    resolved from max_tokens, the model length and the pool
+    priority             lower runs first and is preempted last
+    cache_salt           requests share cached blocks only where their salts are equal
+    leader               the first of n choices; the others wait for its prompt and share its blocks
     rules                what the parameters mean for token ids
     logprobs             one value for each emitted token, where they were asked for
     prompt_logprobs      one for each prompt token the target has judged; None for the first, which follows nothing
@@ -132,7 +135,8 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.arrival = 0
-        self.priority = 0
+        self.priority = params.priority or 0
+        self.leader: Request | None = None
         self.cache_salt: str | None = None
         self.stats = RequestStats()
         self.rules = Rules.of(params, stop_token_ids)

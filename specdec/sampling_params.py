@@ -28,7 +28,6 @@ _MAX_ID = 2**31 - 1
 # Known names whose neutral value is accepted and any other refused, until they are built.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (None,),
-    "priority": (0, None),
 }
 
 
@@ -136,6 +135,8 @@ class SamplingParams:
             if isinstance(value, bool) or value not in neutral:
                 raise InvalidRequestError(f"{name} is {value!r}; {name} is not supported yet", param=name)
         _integer("n", self.n, 1, MAX_N)
+        if self.priority is not None:
+            _integer("priority", self.priority, -(2**31), 2**31 - 1)
         self._set("temperature", _number("temperature", self.temperature, 0.0, 100.0))
         self._set("top_p", _number("top_p", self.top_p, 0.0, 1.0))
         if self.top_p == 0.0:

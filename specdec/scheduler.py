@@ -173,25 +173,42 @@ class Scheduler:
         preempted in its first step.
         """
         admitted: list[Request] = []
-        while self.waiting and len(admitted) < most and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting[0]
-            root = self.pool.root_hash(request.cache_salt)
-            hits, hashes = self.pool.match(request.token_ids, root)
-            if request.owes_prompt_logprobs:  # a cached position has no scores to tell
-                hits, hashes = [], []
-            needed = self.pool.blocks_for(request.num_tokens) - len(hits)
-            spare = len(self.running) + 1 if self.running else 0
-            if needed + spare > self.pool.num_free_blocks - self.pool.num_evictable(hits):
+        for request in list(self.waiting):
+            if len(admitted) >= most or len(self.running) >= self.config.max_num_seqs:
                 break
-            self.waiting.pop(0)
-            self.pool.hold(hits)
-            request.block_table = hits + self.pool.allocate(needed)
-            request.block_hashes = hashes
-            request.num_computed_tokens = len(hits) * self.pool.block_size
-            self._count_hits(request)
-            self._insert(self.running, request)
+            if self._waits_for_leader(request):
+                continue
+            if not self._join(request):
+                break
             admitted.append(request)
         return admitted
+
+    def _waits_for_leader(self, request: Request) -> bool:
+        """True while the first of n choices still computes the prompt whose blocks the others will share."""
+        leader = request.leader
+        if leader is None or leader.is_finished or not self.pool.enable_prefix_caching:
+            return False
+        shareable = (request.num_prompt_tokens - 1) // self.pool.block_size * self.pool.block_size
+        return leader.num_computed_tokens < shareable
+
+    def _join(self, request: Request) -> bool:
+        """Move one waiting request to the running ones, with blocks for all it knows; False where they lack."""
+        root = self.pool.root_hash(request.cache_salt)
+        hits, hashes = self.pool.match(request.token_ids, root)
+        if request.owes_prompt_logprobs:  # a cached position has no scores to tell
+            hits, hashes = [], []
+        needed = self.pool.blocks_for(request.num_tokens) - len(hits)
+        spare = len(self.running) + 1 if self.running else 0
+        if needed + spare > self.pool.num_free_blocks - self.pool.num_evictable(hits):
+            return False
+        self.waiting.remove(request)
+        self.pool.hold(hits)
+        request.block_table = hits + self.pool.allocate(needed)
+        request.block_hashes = hashes
+        request.num_computed_tokens = len(hits) * self.pool.block_size
+        self._count_hits(request)
+        self._insert(self.running, request)
+        return True
 
     def _count_hits(self, request: Request) -> None:
         if request.stats.num_preemptions == 0:  # a resumed request is not a new query

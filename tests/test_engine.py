@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -294,7 +295,7 @@ def test_a_step_that_raises_fails_its_rows_and_spares_those_waiting(toy: str, ca
 
     def fail_once(batch: Any) -> torch.Tensor:
         if next(calls) == 2:
-            raise RuntimeError("out of memory")
+            raise fault("out of memory")
         return original(batch)
 
     runner.forward = fail_once  # type: ignore[method-assign]
@@ -339,4 +340,25 @@ def test_an_abort_frees_everything_and_the_others_go_on(toy: str) -> None:
     while engine.has_work:
         engine.step()
     assert kept.output_token_ids == expected and 0 < dropped.num_output_tokens < 20
+    assert_clean(made)
+
+
+def test_two_threads_share_one_engine_by_turns(toy: str) -> None:
+    made = llm(toy, draft="ngram", k=3)
+    expected = ids(made, PROMPTS[:2], max_tokens=15, ignore_eos=True)
+    params = specdec.SamplingParams(temperature=0, max_tokens=15, ignore_eos=True)
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(lambda i: made.generate([PROMPTS[i % 2]], params)[0].outputs[0].token_ids, range(8)))
+    assert outputs == [expected[i % 2] for i in range(8)]
+    assert_clean(made)
+
+
+def test_a_bad_prompt_among_good_ones_queues_nothing(toy: str) -> None:
+    made = llm(toy)
+    with pytest.raises(specdec.InvalidRequestError, match="prompt holds 9999"):
+        made.generate([[1], [2], [9999]], specdec.SamplingParams(max_tokens=2))
+    for bad in ([[]], "", [[-1]], [[1.5]], [[True]], [[2**40]], [None], [{1, 2}], [1, 2]):
+        with pytest.raises(specdec.InvalidRequestError, match="prompt"):
+            made.generate(bad, specdec.SamplingParams(max_tokens=2))  # type: ignore[arg-type]
+    assert made.generate([]) == []
     assert_clean(made)

@@ -90,7 +90,7 @@ def test_a_bad_value_is_refused_by_name(name: str, value: Any) -> None:
     assert isinstance(caught.value, InvalidRequestError) and (caught.value.param or "").startswith(name)
 
 
-UNSUPPORTED: list[tuple[str, Any]] = [("structured_outputs", {"json": {}}), ("priority", 1)]
+UNSUPPORTED: list[tuple[str, Any]] = [("structured_outputs", {"json": {}})]
 
 
 @pytest.mark.parametrize(("name", "value"), UNSUPPORTED)

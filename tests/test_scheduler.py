@@ -198,3 +198,47 @@ def test_a_hundred_thousand_steps_without_a_violation() -> None:
             machine.abort() if chance.random() < 0.02 else machine.step(chance.randint(0, 8), chance.random() < 0.1)
         machine.nothing_leaks()
     machine.teardown()
+
+
+def test_choices_wait_for_the_first_one_and_share_its_blocks() -> None:
+    s = _scheduler(num_blocks=40)
+    first, second, other = (_request(name, 41, 4) for name in ("first", "second", "other"))
+    second.leader = first
+    for request in (first, second):
+        s.add(request)
+    other.token_ids = [9] * 10
+    other.num_prompt_tokens = 10
+    s.add(other)
+    plan = s.schedule(lambda r: 0)
+    assert {r.request.request_id for r in plan} == {"first", "other"}  # the one behind is not held up
+    _commit(s, plan)
+    _commit(s, s.schedule(lambda r: 0))
+    s.schedule(lambda r: 0)
+    assert second.block_table[:10] == first.block_table[:10] and second.stats.num_cached_tokens == 40
+    s.abort("first")
+    s.check_integrity()
+
+
+def test_a_choice_whose_leader_was_aborted_goes_on() -> None:
+    s = _scheduler()
+    first, second = _request("first", 20), _request("second", 20)
+    second.leader = first
+    s.add(first)
+    s.add(second)
+    s.abort("first")
+    assert [r.request.request_id for r in s.schedule(lambda r: 0)] == ["second"]
+
+
+def test_low_priority_waits_and_is_preempted_first() -> None:
+    s = _scheduler(num_blocks=8, max_num_seqs=2)
+    important, late, background = (_request(name, 8, 20) for name in ("important", "late", "background"))
+    background.priority, late.priority, important.priority = 5, 1, 0
+    for request in (background, late, important):
+        s.add(request)
+    assert [r.request.request_id for r in s.schedule(lambda r: 0)] == ["important", "late"]
+    for _ in range(20):
+        plan = s.schedule(lambda r: 0)
+        if plan.left:
+            break
+        _commit(s, plan)
+    assert plan.left == (late,) and s.waiting == [late, background]

@@ -32,7 +32,7 @@ def sample(
     """
     assert logits.ndim == 2 and seeds.shape == positions.shape == temperatures.shape == logits.shape[:1]
     assert seeds.dtype == positions.dtype == torch.int64
-    is_native = logits.device.type == "cpu" and logits.dtype in native.DTYPES and native.enabled()
+    is_native = logits.is_cpu and logits.dtype in native.DTYPES and native.enabled()
     implementation = kernel.sample if is_native else reference.sample
     token_ids, is_finite = implementation(logits, seeds, positions, temperatures)
     if out is None:

@@ -41,6 +41,6 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def _is_native(x: Tensor, *contiguous: Tensor | None) -> bool:
-    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16) or not native.enabled():
+    if not x.is_cpu or x.dtype not in (torch.float32, torch.bfloat16) or not native.enabled():
         return False
     return all(other is None or (other.dtype == x.dtype and other.is_contiguous()) for other in contiguous)

@@ -6,18 +6,38 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import native
-from specdec.kernels.linear import kernel, reference
+from specdec.kernels.linear import groups, kernel, reference
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLinear:
     """The weights of one layer, held once, in the order the implementation reads them."""
 
-    data: Tensor  # packed: [panels, K, panel]; plain: [N, K]
+    data: Tensor  # packed: panels; plain: [N, K]
     bias: Tensor | None  # [N]; float32 where packed, the weight's dtype where plain
     out_features: int
     in_features: int
-    is_packed: bool
+    dtype: torch.dtype  # of inputs and outputs
+    code: int | None  # DType of packed panels, see native/vec.h; None where plain
+
+
+def pack_groups(weight: Tensor, bias: Tensor | None = None) -> PackedLinear | None:
+    """Hold a weight as 4- or 8-bit codes if it is exactly what such codes stand for (GGUF's Q4_1, Q8_0); else None.
+
+    weight  [N, K]   float32
+    bias    [N]      or None
+
+    `linear` of it has the bits of `linear` of the float32 weight, from a fifth to a quarter of the memory.
+    """
+    if not (weight.is_cpu and native.enabled()):
+        return None
+    found = groups.find_groups(weight)
+    if found is None:
+        return None
+    wide_bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
+    code = kernel.GROUP_CODES[found.num_bits]
+    shape = (weight.shape[0], weight.shape[1])
+    return PackedLinear(kernel.pack_groups(found), wide_bias, *shape, torch.float32, code)
 
 
 def pack(weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> PackedLinear:
@@ -30,11 +50,14 @@ def pack(weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None =
     assert weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
     dtype = dtype or weight.dtype
     weight = weight.detach().to(dtype)
-    if dtype in kernel.DTYPES and weight.device.type == "cpu" and native.enabled():
+    shape = (weight.shape[0], weight.shape[1])
+    if dtype in kernel.DTYPES and weight.is_cpu and native.enabled():
         wide_bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
-        return PackedLinear(kernel.pack(weight.contiguous()), wide_bias, weight.shape[0], weight.shape[1], True)
+        return PackedLinear(
+            kernel.pack(weight.contiguous()), wide_bias, weight.shape[0], weight.shape[1], dtype, native.DTYPES[dtype]
+        )
     bias = None if bias is None else bias.detach().to(dtype)
-    return PackedLinear(weight, bias, weight.shape[0], weight.shape[1], False)
+    return PackedLinear(weight, bias, *shape, dtype, None)
 
 
 def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
@@ -44,8 +67,8 @@ def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor
     out      [T, N]   contiguous, written in place of a new tensor
     returns  [T, N]   the bits of a row do not depend on the other rows where native code runs
     """
-    assert x.ndim == 2 and x.shape[1] == packed.in_features and x.dtype == packed.data.dtype
+    assert x.ndim == 2 and x.shape[1] == packed.in_features and x.dtype == packed.dtype
     assert out is None or (out.shape == (x.shape[0], packed.out_features) and out.is_contiguous())
-    if not packed.is_packed:
+    if packed.code is None:
         return reference.linear(x, packed.data, packed.bias, out)
-    return kernel.linear(x, packed.data, packed.bias, packed.out_features, out)
+    return kernel.linear(x, packed.data, packed.code, packed.bias, packed.out_features, out)

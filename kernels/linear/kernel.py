@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import native
+from specdec.kernels.linear.groups import Groups
 
 DTYPES = (torch.float32, torch.bfloat16)
+GROUP_CODES = {4: 3, 8: 4}  # DType in vec.h, by the bits of a code
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -19,8 +21,24 @@ def pack(weight: Tensor) -> Tensor:
     return packed
 
 
-def linear(x: Tensor, data: Tensor, bias: Tensor | None, out_features: int, out: Tensor | None = None) -> Tensor:
-    """x [T, K], data [panels, K, panel], bias [N] float32 -> [T, N]."""
+def pack_groups(groups: Groups) -> Tensor:
+    """codes [N, K] -> panels [ceil(N / panel), bytes] uint8."""
+    out_features, in_features = groups.codes.shape
+    code = GROUP_CODES[groups.num_bits]
+    panel = native.function("specdec_panel", "", "i")()
+    num_bytes = native.function("specdec_group_bytes", "ii", "i")(in_features, code)
+    packed = torch.empty(-(-out_features // panel), num_bytes, dtype=torch.uint8)
+    codes, d, m = (x.contiguous() for x in (groups.codes, groups.d, groups.m))
+    pointers = (codes.data_ptr(), d.data_ptr(), m.data_ptr(), packed.data_ptr())
+    call = native.function("specdec_pack_groups", "ppppiiii")
+    call(*pointers, out_features, in_features, code, torch.get_num_threads())
+    return packed
+
+
+def linear(
+    x: Tensor, data: Tensor, code: int, bias: Tensor | None, out_features: int, out: Tensor | None = None
+) -> Tensor:
+    """x [T, K], data panels whose DType is `code`, bias [N] float32 -> [T, N]."""
     x = x.contiguous()
     num_tokens, in_features = x.shape
     if out is None:
@@ -35,7 +53,7 @@ def linear(x: Tensor, data: Tensor, bias: Tensor | None, out_features: int, out:
         out_features,
         in_features,
         dtype,
-        dtype,
+        code,
         native.DTYPES[out.dtype],
         torch.get_num_threads(),
     )

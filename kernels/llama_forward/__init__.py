@@ -35,14 +35,20 @@ class LlamaStep:
     inputs: Tensor | None = None  # [T, width], embeddings to use in place of token_ids
 
 
-def pack_llama(weights: LlamaWeights, dtype: torch.dtype | None = None) -> "PackedLlama | LlamaWeights":
-    """Lay out weights for `llama_forward`, float32 or bfloat16; returned as they are where native code cannot run.
+def pack_llama(
+    weights: LlamaWeights, dtype: torch.dtype | None = None, keep_groups: bool = False
+) -> "PackedLlama | LlamaWeights":
+    """Lay out weights for `llama_forward`; returned as they are where native code cannot run.
+
+    dtype        float32 or bfloat16; None keeps the embedding's
+    keep_groups  hold a float32 weight that was decoded from GGUF's Q4_1 or Q8_0 as its codes: same bits as float32,
+                 less memory to read
 
     A tied head is held once: embeddings are read back out of it.
     """
     dtype = dtype or weights.embedding.dtype
-    is_native = dtype in kernel.DTYPES and weights.embedding.device.type == "cpu" and native.enabled()
-    return kernel.pack(weights, dtype) if is_native else weights
+    is_native = dtype in kernel.DTYPES and weights.embedding.is_cpu and native.enabled()
+    return kernel.pack(weights, dtype, keep_groups) if is_native else weights
 
 
 def llama_forward(
@@ -56,7 +62,7 @@ def llama_forward(
     returns    logits [L, V] and features [F, T, width], float32 (float64 stays float64 in the twin)
     """
     assert step.token_ids.shape == step.positions.shape == step.slot_mapping.shape
-    assert len(kv_caches) == len(model.layers)
+    assert len(kv_caches) == model.num_layers
     if isinstance(model, LlamaWeights):
         return reference.llama_forward(model, step, kv_caches)
     return kernel.llama_forward(model, step, kv_caches)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import native
+from specdec.kernels.linear import groups
 from specdec.kernels.linear import kernel as linear
 from specdec.kernels.llama_forward.weights import LayerWeights, LlamaShape, LlamaWeights
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from specdec.kernels.llama_forward import LlamaStep
 
 DTYPES = linear.DTYPES
+NUMBERS_PER_LAYER = 15
 
 Numbers = ctypes.Array[ctypes.c_int64]
 
@@ -29,18 +31,21 @@ class PackedLlama:
     vocab_size: int
     width: int
     mlp_width: int
-    layers: tuple[tuple[int, ...], ...]  # pointers, each in the order of Layer in llama.cpp
-    packed_layers: Numbers  # the same, flat
+    layer_numbers: Numbers  # of every layer, in the order of Layer in llama.cpp; pointers into `owned`
     norm: Tensor  # [width] float32
-    cos: Tensor  # [positions, R] float32
-    sin: Tensor  # [positions, R] float32
+    rotary: tuple[Tensor, Tensor]  # cos and sin [positions, R] float32
     embedding: Tensor | None  # [V, width]; None: tied, read out of the head
     head: Tensor  # panels
-    owned: tuple[Tensor, ...]  # what the pointers point to
+    head_code: int  # DType of the head's panels
+    owned: tuple[Tensor, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_numbers) // NUMBERS_PER_LAYER
 
 
-def pack(weights: LlamaWeights, dtype: torch.dtype) -> PackedLlama:
-    """Lay out all weights in `dtype`; norms, biases and rotary tables in float32."""
+def pack(weights: LlamaWeights, dtype: torch.dtype, keep_groups: bool) -> PackedLlama:
+    """Lay out weights in `dtype`, or as the codes they came from; norms, biases and rotary tables in float32."""
     owned: list[Tensor] = []
 
     def keep(tensor: Tensor | None) -> int:
@@ -49,29 +54,31 @@ def pack(weights: LlamaWeights, dtype: torch.dtype) -> PackedLlama:
         owned.append(tensor)
         return tensor.data_ptr()
 
-    layers = []
+    flat: list[int] = []
     for layer in weights.layers:
         norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm)
         numbers = [keep(None if norm is None else _wide(norm)) for norm in norms]
-        for weight, bias in ((layer.qkv, layer.qkv_bias), (layer.out, layer.out_bias)):
-            numbers += [keep(_panels(weight, dtype)), keep(None if bias is None else _wide(bias))]
-        numbers += [keep(_panels(_interleave(layer), dtype)), keep(_panels(layer.down, dtype)), layer.window or 0]
-        layers.append(tuple(numbers))
-    flat = [number for numbers in layers for number in numbers]
+        for weight in (layer.qkv, layer.out, _interleave(layer), layer.down):
+            panels, code = _panels(weight, dtype, keep_groups)
+            numbers += [keep(panels), code]
+        numbers += [keep(None if bias is None else _wide(bias)) for bias in (layer.qkv_bias, layer.out_bias)]
+        numbers.append(layer.window or 0)
+        assert len(numbers) == NUMBERS_PER_LAYER
+        flat += numbers
     is_tied = weights.head is None
+    head, head_code = _panels(weights.embedding if weights.head is None else weights.head, dtype, keep_groups)
     return PackedLlama(
         shape=weights.shape,
         dtype=dtype,
         vocab_size=weights.embedding.shape[0],
         width=weights.embedding.shape[1],
         mlp_width=weights.layers[0].gate.shape[0],
-        layers=tuple(layers),
-        packed_layers=(ctypes.c_int64 * len(flat))(*flat),
+        layer_numbers=(ctypes.c_int64 * len(flat))(*flat),
         norm=_wide(weights.norm),
-        cos=_wide(weights.cos),
-        sin=_wide(weights.sin),
+        rotary=(_wide(weights.cos), _wide(weights.sin)),
         embedding=None if is_tied else weights.embedding.detach().to(dtype).contiguous(),
-        head=_panels(weights.embedding if weights.head is None else weights.head, dtype),
+        head=head,
+        head_code=head_code,
         owned=tuple(owned),
     )
 
@@ -80,8 +87,12 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.float32).contiguous()
 
 
-def _panels(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    return linear.pack(weight.detach().to(dtype).contiguous())
+def _panels(weight: Tensor, dtype: torch.dtype, keep_groups: bool) -> tuple[Tensor, int]:
+    """Return packed panels and their DType."""
+    found = groups.find_groups(weight) if keep_groups else None
+    if found is not None:
+        return linear.pack_groups(found), linear.GROUP_CODES[found.num_bits]
+    return linear.pack(weight.detach().to(dtype).contiguous()), native.DTYPES[dtype]
 
 
 def _interleave(layer: LayerWeights) -> Tensor:
@@ -121,10 +132,9 @@ def llama_forward(
     shape = _shape(model, k_cache)
     failed = native.function("specdec_llama_forward", "pppppppppffi", "i")(
         shape,
-        model.packed_layers,
+        model.layer_numbers,
         model.norm.data_ptr(),
-        model.cos.data_ptr(),
-        model.sin.data_ptr(),
+        *(table.data_ptr() for table in model.rotary),
         None if model.embedding is None else model.embedding.data_ptr(),
         model.head.data_ptr(),
         caches,
@@ -135,7 +145,7 @@ def llama_forward(
     )
     if failed:
         raise IndexError(
-            f"a token id is not below {model.vocab_size}, a position not below {model.cos.shape[0]}, "
+            f"a token id is not below {model.vocab_size}, a position not below {model.rotary[0].shape[0]}, "
             f"or a logits index not below {num_tokens}"
         )
     return logits, features
@@ -146,17 +156,17 @@ def _shape(model: PackedLlama, k_cache: Tensor) -> Numbers:
     shape = model.shape
     assert k_cache.shape[2:] == (shape.num_kv_heads, shape.head_dim) and k_cache.is_contiguous()
     numbers = (
-        len(model.layers),
+        model.num_layers,
         model.width,
         shape.num_heads,
         shape.num_kv_heads,
         shape.head_dim,
         model.mlp_width,
         model.vocab_size,
-        model.cos.shape[1],
-        model.cos.shape[0],
+        *reversed(model.rotary[0].shape),
         k_cache.shape[1],
         native.DTYPES[model.dtype],
+        model.head_code,
         native.DTYPES[k_cache.dtype],
     )
     return (ctypes.c_int64 * len(numbers))(*numbers)

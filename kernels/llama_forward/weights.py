@@ -45,3 +45,7 @@ class LlamaWeights:
     head: Tensor | None  # [V, width]; None: the embedding
     cos: Tensor  # [positions, R], any scaling of rotary positions included
     sin: Tensor  # [positions, R]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)

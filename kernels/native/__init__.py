@@ -38,7 +38,7 @@ class BuildError(Exception):
 
 def enabled() -> bool:
     """Whether ops should call native code: it was built, and neither the environment nor a test has switched it off."""
-    return not _num_disabled and os.environ.get("SPECDEC_KERNELS") != "reference" and library() is not None
+    return not _num_disabled and library() is not None
 
 
 @contextlib.contextmanager
@@ -69,7 +69,12 @@ def function(name: str, arguments: str, result: str | None = None) -> Callable[.
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled kernels, building them if this machine has not yet; None where that is impossible."""
+    """Return the compiled kernels, building them if this machine has not yet.
+
+    None where that is impossible, or where SPECDEC_KERNELS=reference asks for plain PyTorch; decided once a process.
+    """
+    if os.environ.get("SPECDEC_KERNELS") == "reference":
+        return None
     try:
         return _build_and_load(openmp=True)
     except (BuildError, OSError):

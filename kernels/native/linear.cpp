@@ -6,6 +6,7 @@
 // are computed beside it.
 #include "linear.h"
 
+#include "groups.h"
 #include "scratch.h"
 
 using namespace vec;
@@ -67,18 +68,98 @@ void multiply_rows(int64_t rows, const T* panel, const float* x, int64_t count, 
     }
 }
 
+// Where a panel's stretches of weights come from, and what to fetch while they are multiplied.
 template <typename T>
-void multiply_panel(const T* panel, const Activations& x, float* sums) {
+struct Plain {
+    const T* panel;
+    const T* stretch(int64_t from, int64_t, float*) const { return panel + from * PANEL; }
+    // All blocks of tokens together bring in the stretch that follows, so that memory is busy while they multiply.
+    Ahead ahead(int64_t from, int64_t block, int64_t num_blocks, const float*) const {
+        int64_t bytes = PANEL * sizeof(T) / num_blocks;
+        return {(const char*)(panel + (from + K_STRETCH) * PANEL) + block * K_STRETCH * bytes, bytes};
+    }
+};
+
+template <typename Reader>
+struct Groups {
+    const uint8_t* panel;
+    const float* stretch(int64_t from, int64_t count, float* decoded) const {
+        for (int64_t k = 0; k < count; k += groups::SIZE)
+            groups::decode<Reader>(panel + (from + k) / groups::SIZE * Reader::BYTES, decoded + k * PANEL);
+        return decoded;
+    }
+    Ahead ahead(int64_t, int64_t, int64_t, const float* decoded) const { return {(const char*)decoded, 0}; }
+};
+
+template <typename Source>
+void multiply_panel(const Source& source, const Activations& x, float* sums) {
+    alignas(64) float decoded[K_STRETCH * PANEL];
     for (int64_t from = 0; from < x.K; from += K_STRETCH) {
-        int64_t count = std::min(K_STRETCH, x.K - from);
+        const int64_t count = std::min(K_STRETCH, x.K - from);
+        const auto* weights = source.stretch(from, count, decoded);
         for (int64_t b = 0; b < x.num_blocks; ++b) {
-            int64_t rows = x.rows(b), start = x.start(b);
-            const float* block = x.data + start * x.K + from * rows;
-            // All blocks together bring in the next stretch of weights, so that memory is busy while they multiply.
-            int64_t bytes = PANEL * sizeof(T) / x.num_blocks;
-            Ahead ahead{(const char*)(panel + (from + K_STRETCH) * PANEL) + b * K_STRETCH * bytes, bytes};
-            multiply_rows(rows, panel + from * PANEL, block, count, sums + start * PANEL, from == 0, ahead);
+            const int64_t rows = x.rows(b), start = x.start(b);
+            multiply_rows(rows, weights, x.data + start * x.K + from * rows, count, sums + start * PANEL, from == 0,
+                          source.ahead(from, b, x.num_blocks, decoded));
         }
+    }
+}
+
+// For few tokens: the same sums over the same floats, but these never leave the registers.
+template <typename Reader, int ROWS>
+void multiply_groups(const uint8_t* panel, const float* x, int64_t K, float* sums) {
+    F total[ROWS][2];
+    for (int64_t from = 0; from < K; from += K_STRETCH) {
+        F acc[ROWS][2];
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = F{};
+        for (int64_t start = from; start < std::min(K, from + K_STRETCH); start += groups::SIZE) {
+            Reader reader(panel + start / groups::SIZE * Reader::BYTES);
+            for (int64_t k = 0; k < groups::SIZE; k += Reader::STEP) {
+                reader.step(k);
+#pragma GCC unroll 4
+                for (int i = 0; i < Reader::STEP; ++i) {
+                    F low, high;
+                    reader.pair(i, low, high);
+#pragma GCC unroll 16
+                    for (int r = 0; r < ROWS; ++r) {
+                        F a = splat(x[(start + k + i) * ROWS + r]);
+                        acc[r][0] = fma(a, low, acc[r][0]);
+                        acc[r][1] = fma(a, high, acc[r][1]);
+                    }
+                }
+            }
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r)
+            for (int h = 0; h < 2; ++h) total[r][h] = from ? total[r][h] + acc[r][h] : acc[r][h];
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+        for (int h = 0; h < 2; ++h) store(sums + r * PANEL + h * W, total[r][h]);
+}
+
+template <typename Reader>
+void multiply_groups(const uint8_t* panel, const Activations& x, float* sums) {
+    switch (x.num_tokens) {
+        case 1: return multiply_groups<Reader, 1>(panel, x.data, x.K, sums);
+        case 2: return multiply_groups<Reader, 2>(panel, x.data, x.K, sums);
+        case 3: return multiply_groups<Reader, 3>(panel, x.data, x.K, sums);
+        case 4: return multiply_groups<Reader, 4>(panel, x.data, x.K, sums);
+        case 5: return multiply_groups<Reader, 5>(panel, x.data, x.K, sums);
+        case 6: return multiply_groups<Reader, 6>(panel, x.data, x.K, sums);
+        default: return multiply_panel(Groups<Reader>{panel}, x, sums);
+    }
+}
+
+void multiply_panel(const Linear& layer, int64_t p, const Activations& x, float* sums) {
+    const uint8_t* bytes = (const uint8_t*)layer.weights;
+    const int64_t first_group = p * (x.K / groups::SIZE);
+    switch (layer.dtype) {
+        case FLOAT32: return multiply_panel(Plain<float>{(const float*)bytes + p * x.K * PANEL}, x, sums);
+        case BFLOAT16: return multiply_panel(Plain<bf16>{(const bf16*)bytes + p * x.K * PANEL}, x, sums);
+        case GROUPS_4: return multiply_groups<groups::Reader4>(bytes + first_group * groups::BYTES_4, x, sums);
+        case GROUPS_8: return multiply_groups<groups::Reader8>(bytes + first_group * groups::BYTES_8, x, sums);
     }
 }
 
@@ -149,22 +230,31 @@ void linear_team(Team& team, const Linear& layer, const Activations& x, const De
     const int64_t chunk = std::max<int64_t>(1, panels / (16 * team.size()));
     auto one_panel = [&](int64_t p) {
         float* sums = thread_scratch(x.num_tokens * PANEL);
-        if (layer.dtype == BFLOAT16)
-            multiply_panel((const bf16*)layer.weights + p * x.K * PANEL, x, sums);
-        else
-            multiply_panel((const float*)layer.weights + p * x.K * PANEL, x, sums);
+        multiply_panel(layer, p, x, sums);
         finish(sums, layer, x.num_tokens, p * PANEL, to);
     };
     team.share(panels, one_panel, chunk);
 }
 
 void unpack_row(const Linear& layer, int64_t n, float* row) {
-    const int64_t first = n / PANEL * layer.K * PANEL, output = n % PANEL;
-    for (int64_t k = 0; k < layer.K; ++k)
-        if (layer.dtype == BFLOAT16)
-            row[k] = to_float(((const bf16*)layer.weights)[first + k * PANEL + output % W * 2 + output / W]);
-        else
-            row[k] = ((const float*)layer.weights)[first + k * PANEL + output];
+    const int64_t panel = n / PANEL, output = n % PANEL, num_groups = layer.K / groups::SIZE;
+    const bf16* narrow = (const bf16*)layer.weights + panel * layer.K * PANEL + output % W * 2 + output / W;
+    const float* wide = (const float*)layer.weights + panel * layer.K * PANEL + output;
+    float decoded[groups::SIZE * PANEL];
+    for (int64_t k = 0; k < layer.K; ++k) {
+        if (layer.dtype <= BFLOAT16) {
+            row[k] = layer.dtype == BFLOAT16 ? to_float(narrow[k * PANEL]) : wide[k * PANEL];
+            continue;
+        }
+        const int64_t group = panel * num_groups + k / groups::SIZE;
+        if (k % groups::SIZE == 0) {
+            if (layer.dtype == GROUPS_4)
+                groups::decode<groups::Reader4>((const uint8_t*)layer.weights + group * groups::BYTES_4, decoded);
+            else
+                groups::decode<groups::Reader8>((const uint8_t*)layer.weights + group * groups::BYTES_8, decoded);
+        }
+        row[k] = decoded[k % groups::SIZE * PANEL + output];
+    }
 }
 
 extern "C" {
@@ -179,6 +269,19 @@ void specdec_pack(const void* weight, void* packed, int64_t N, int64_t K, int64_
             else
                 pack_panel((const float*)weight, (float*)packed, N, K, p);
         });
+    });
+}
+
+// -> bytes of one panel
+int64_t specdec_group_bytes(int64_t K, int64_t dtype) {
+    return K / groups::SIZE * (dtype == GROUPS_4 ? groups::BYTES_4 : groups::BYTES_8);
+}
+
+void specdec_pack_groups(const uint8_t* codes, const uint16_t* d, const uint16_t* m, uint8_t* packed, int64_t N,
+                         int64_t K, int64_t dtype, int64_t num_threads) {
+    Team::run(num_threads, [&](Team& team) {
+        team.share((N + PANEL - 1) / PANEL,
+                   [&](int64_t p) { groups::pack_panel(codes, d, m, N, K, p, dtype == GROUPS_4, packed); });
     });
 }
 

@@ -7,7 +7,7 @@
 constexpr int PANEL = 2 * vec::W;  // outputs a panel holds
 
 struct Linear {
-    const void* weights;  // [panels][K][PANEL], bfloat16 or float32
+    const void* weights;  // [panels][K][PANEL], bfloat16 or float32, or panels of groups.h
     const float* bias;    // [N] or null
     int64_t N, K;
     int64_t dtype;

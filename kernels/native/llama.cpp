@@ -12,16 +12,17 @@ using namespace vec;
 namespace {
 
 struct Shape {  // the order of fields is that of the numbers in llama_forward/kernel.py
-    int64_t num_layers, width, H, G, D, mlp, V, rotary_width, num_positions, block_size, weight_dtype, cache_dtype;
+    int64_t num_layers, width, H, G, D, mlp, V, rotary_width, num_positions, block_size, embedding_dtype, head_dtype,
+        cache_dtype;
 };
 
 struct Layer {  // likewise; pointers
     const float *input_norm, *q_norm, *k_norm, *post_norm;
-    const void* qkv;
-    const float* qkv_bias;
-    const void* out;
-    const float* out_bias;
-    const void *gate_up, *down;
+    struct Weights {
+        const void* data;
+        int64_t dtype;
+    } qkv, out, gate_up, down;
+    const float *qkv_bias, *out_bias;
     int64_t window;
 };
 
@@ -37,13 +38,12 @@ struct Model {
     Shape shape;
     const Layer* layers;
     const float *norm, *cos, *sin;  // cos and sin: [positions, rotary_width]
-    const void *embedding, *head;   // embedding null: rows of the head are unpacked
+    const void* embedding;          // null: rows of the head are unpacked
+    const void* head;
     void* const* caches;            // key cache and value cache of every layer
     float eps, scale;
 
-    Linear linear(const void* weights, const float* bias, int64_t N, int64_t K) const {
-        return {weights, bias, N, K, shape.weight_dtype};
-    }
+    Linear head_linear() const { return {head, nullptr, shape.V, shape.width, shape.head_dtype}; }
 };
 
 float inverse_rms(const float* x, int64_t width, float eps) {
@@ -111,7 +111,7 @@ class Forward {
         team.share(step.num_logits, [&](int64_t i) {
             norm_into(hidden + step.logits_indices[i] * shape.width, model.norm, model.eps, last, i);
         });
-        linear_team(team, model.linear(model.head, nullptr, shape.V, shape.width), last, {Destination::FLOAT, step.logits});
+        linear_team(team, model.head_linear(), last, {Destination::FLOAT, step.logits});
     }
 
   private:
@@ -123,17 +123,20 @@ class Forward {
             keep_feature(index, t);
             norm_into(hidden + t * shape.width, layer.input_norm, model.eps, x, t);
         });
-        linear_team(team, model.linear(layer.qkv, layer.qkv_bias, qkv_width, shape.width), x, {Destination::FLOAT, qkv});
+        auto linear = [](const Layer::Weights& weights, const float* bias, int64_t N, int64_t K) {
+            return Linear{weights.data, bias, N, K, weights.dtype};
+        };
+        linear_team(team, linear(layer.qkv, layer.qkv_bias, qkv_width, shape.width), x, {Destination::FLOAT, qkv});
         team.share(T, [&](int64_t t) { turn_and_keep(layer, index, t); });
         attend(team, layer, index);
         pack_team(team, mixed, FLOAT32, attended);
-        linear_team(team, model.linear(layer.out, layer.out_bias, shape.width, out_width), attended,
+        linear_team(team, linear(layer.out, layer.out_bias, shape.width, out_width), attended,
                     {Destination::ADD, hidden});
         team.share(T, [&](int64_t t) { norm_into(hidden + t * shape.width, layer.post_norm, model.eps, x, t); });
         const int64_t gate_up_width = (shape.mlp + W - 1) / W * PANEL;
-        linear_team(team, model.linear(layer.gate_up, nullptr, gate_up_width, shape.width), x,
+        linear_team(team, linear(layer.gate_up, nullptr, gate_up_width, shape.width), x,
                     {Destination::GATE, nullptr, &gated});
-        linear_team(team, model.linear(layer.down, nullptr, shape.width, shape.mlp), gated, {Destination::ADD, hidden});
+        linear_team(team, linear(layer.down, nullptr, shape.width, shape.mlp), gated, {Destination::ADD, hidden});
     }
 
     void embed(int64_t t) {
@@ -141,10 +144,10 @@ class Forward {
         if (step.inputs)
             std::memcpy(to, step.inputs + t * shape.width, shape.width * sizeof(float));
         else if (!model.embedding)
-            unpack_row(model.linear(model.head, nullptr, shape.V, shape.width), step.token_ids[t], to);
+            unpack_row(model.head_linear(), step.token_ids[t], to);
         else
             for (int64_t d = 0, at = step.token_ids[t] * shape.width; d < shape.width; ++d)
-                to[d] = shape.weight_dtype == BFLOAT16 ? to_float(((const bf16*)model.embedding)[at + d])
+                to[d] = shape.embedding_dtype == BFLOAT16 ? to_float(((const bf16*)model.embedding)[at + d])
                                                        : ((const float*)model.embedding)[at + d];
     }
 

@@ -253,4 +253,4 @@ SPECDEC_INLINE F silu(F x) { return x / (1.0f + exp(-x)); }
 
 }  // namespace vec
 
-enum DType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT64 = 2 };
+enum DType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT64 = 2, GROUPS_4 = 3, GROUPS_8 = 4 };  // the last two: groups.h

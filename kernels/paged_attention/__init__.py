@@ -40,7 +40,7 @@ def paged_attention(
     assert block_tables.ndim == 2 and cu_query_lens.shape[0] == seq_lens.shape[0] + 1 == block_tables.shape[0] + 1
     if out is None:
         out = q.new_empty(q.shape[0], q.shape[1], v_cache.shape[3])
-    known = q.dtype in kernel.DTYPES and k_cache.dtype in kernel.DTYPES and q.device.type == "cpu"
+    known = q.dtype in kernel.DTYPES and k_cache.dtype in kernel.DTYPES and q.is_cpu
     implementation = kernel.paged_attention if known and native.enabled() else reference.paged_attention
     implementation(q, k_cache, v_cache, block_tables, seq_lens, cu_query_lens, scale, window, softcap, sinks, out)
     return out

@@ -20,6 +20,6 @@ def write_kv(k: Tensor, v: Tensor, slot_mapping: Tensor, k_cache: Tensor, v_cach
     assert k.shape[1:] == k_cache.shape[2:] and v.shape[1:] == v_cache.shape[2:]
     assert k.dtype == k_cache.dtype and v.dtype == v_cache.dtype and slot_mapping.dtype == torch.int64
     assert k_cache.is_contiguous() and v_cache.is_contiguous()
-    on_cpu = k.device.type == "cpu" and k.stride(2) == 1 and v.stride(2) == 1 and slot_mapping.is_contiguous()
+    on_cpu = k.is_cpu and k.stride(2) == 1 and v.stride(2) == 1 and slot_mapping.is_contiguous()
     implementation = kernel.write_kv if on_cpu and native.enabled() else reference.write_kv
     implementation(k, v, slot_mapping, k_cache, v_cache)

@@ -66,9 +66,11 @@ async def _answer_nobody(request: Request, error: Exception) -> Response:
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        error = HTTPError(
-            error.status_code, f"{request.method} {request.url.path}: {error.detail}", code="no_such_route"
+        what = f"{request.method} {request.url.path}"
+        message = (
+            f"{what} is not served here; GET /openapi.json lists what is" if error.status_code in (404, 405) else ""
         )
+        error = HTTPError(error.status_code, message or f"{what}: {error.detail}", code="no_such_route")
     fault = as_http_error(error)
     if fault.status >= 500:
         logger.error("%s %s failed: %s", request.method, request.url.path, error)

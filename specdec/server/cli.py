@@ -1,6 +1,7 @@
 """The command line: flags to an engine, an app and a server that ends properly.
 
-It knows the order of start and stop; every decision behind the flags is made elsewhere.
+It knows the order of start and stop; every decision behind the flags is made elsewhere. What is
+heavy (torch, the engine) is imported while the server already listens, so that --help costs nothing.
 """
 
 from __future__ import annotations
@@ -9,20 +10,21 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from fastapi import FastAPI
 
 from specdec import __version__
-from specdec.assembly import build
-from specdec.async_engine import AsyncEngine
 from specdec.errors import SpecdecError
-from specdec.server.app import create_app
 from specdec.server.flags import model_name, parse_config, parse_flags, parse_options
 from specdec.server.options import ServerOptions
-from specdec.server.serving import Serving
+from specdec.server.startup import LoadingApp
+
+if TYPE_CHECKING:
+    from specdec.async_engine import AsyncEngine
 
 logger = logging.getLogger("specdec.server")
 
@@ -33,9 +35,10 @@ class DrainingServer(uvicorn.Server):
     uvicorn alone would stop listening at once; here new requests hear 503 while the others end.
     """
 
-    def __init__(self, config: uvicorn.Config, serving: Serving, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, app: LoadingApp, drain_seconds: float) -> None:
         super().__init__(config)
-        self._serving = serving
+        self._app = app
+        self._app.on_end = self._after_loading
         self._drain_seconds = drain_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
@@ -47,21 +50,30 @@ class DrainingServer(uvicorn.Server):
         for server in getattr(self, "servers", ()):
             for listening in server.sockets:
                 host, port = listening.getsockname()[:2]
-                logger.info("ready: http://%s:%d/v1 (the page is at /, metrics at /metrics)", host, port)
+                logger.info("listening: http://%s:%d/v1 (the page is at /, metrics at /metrics)", host, port)
+
+    @property
+    def loading_error(self) -> BaseException | None:
+        """Why there is nothing to serve, if so."""
+        return self._app.error
+
+    def _after_loading(self) -> None:
+        if self._app.error is not None:
+            self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain on the first signal, stop on the second; the exit code is 0 either way."""
-        if self._loop is None or self._serving.admission.is_draining:
+        serving = self._app.serving
+        if self._loop is None or serving is None or serving.admission.is_draining:
             self.should_exit = self.force_exit = True
             return
-        self._serving.admission.is_draining = True
-        self._loop.call_soon_threadsafe(self._begin_drain)
+        serving.admission.is_draining = True
+        self._loop.call_soon_threadsafe(self._begin_drain, serving.engine)
 
-    def _begin_drain(self) -> None:
-        self._drain = asyncio.get_running_loop().create_task(self._drain_then_stop())
+    def _begin_drain(self, engine: AsyncEngine) -> None:
+        self._drain = asyncio.get_running_loop().create_task(self._drain_then_stop(engine))
 
-    async def _drain_then_stop(self) -> None:
-        engine = self._serving.engine
+    async def _drain_then_stop(self, engine: AsyncEngine) -> None:
         logger.info("told to stop: %d requests may end within %g s", engine.num_unfinished, self._drain_seconds)
         try:
             await asyncio.wait_for(engine.wait_until_idle(), self._drain_seconds)
@@ -71,12 +83,13 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def make_server(app: FastAPI, options: ServerOptions, host: str, port: int) -> DrainingServer:
-    """The server of an app made by `create_app`."""
+def make_server(load: Callable[[], FastAPI], options: ServerOptions, host: str, port: int) -> DrainingServer:
+    """The server of the app that `load` makes (see `create_app`); it listens before that is done."""
+    app = LoadingApp(load)
     config = uvicorn.Config(
         app, host=host, port=port, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=2
     )
-    return DrainingServer(config, app.state.serving, options.drain_timeout_seconds)
+    return DrainingServer(config, app, options.drain_timeout_seconds)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -84,16 +97,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse_flags(argv, os.environ)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        options = parse_options(args)
-        engine = build(parse_config(args))
+        options, name = parse_options(args), model_name(args)
     except SpecdecError as error:
         raise SystemExit(f"specdec-serve: {error}") from error
-    name = model_name(args)
     _summarise(name, args.draft, options)
-    make_server(create_app(AsyncEngine(engine), name, options), options, args.host, args.port).run()
+
+    def load() -> FastAPI:
+        from specdec.assembly import build
+        from specdec.async_engine import AsyncEngine
+        from specdec.server.app import create_app
+
+        return create_app(AsyncEngine(build(parse_config(args))), name, options)
+
+    server = make_server(load, options, args.host, args.port)
+    server.run()
+    fault = server.loading_error
+    if isinstance(fault, SpecdecError):
+        raise SystemExit(f"specdec-serve: {fault}")
+    if fault is not None:
+        raise fault
 
 
 def _summarise(name: str, draft: str, options: ServerOptions) -> None:
+    """What is about to be served; the engine tells its capacity itself."""
     logger.info("specdec %s serves %r with draft %r", __version__, name, draft)
     logger.info(
         "API keys: %s; at most %d requests wait; %s",

@@ -66,7 +66,7 @@ class Door:
 
     async def _enter(self, headers: dict[bytes, bytes], scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._check_key(scope["path"], headers)
+            scope["state"]["key"] = self._check_key(scope["path"], headers)
             length = headers.get(b"content-length", b"0")
             self._check_size(int(length) if length.isdigit() else 0)
         except HTTPError as error:
@@ -74,9 +74,10 @@ class Door:
             return
         await self._app(scope, self._counted(receive), send)
 
-    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> None:
+    def _check_key(self, path: str, headers: dict[bytes, bytes]) -> int | None:
+        """Which key was sent; None where none is needed."""
         if not self._keys or path in OPEN_PATHS:
-            return
+            return None
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
         matches = [hmac.compare_digest(given.strip(), key) for key in self._keys]  # all, so that time tells nothing
         if kind.lower() != b"bearer" or not any(matches):
@@ -86,6 +87,7 @@ class Door:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
+        return matches.index(True)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:

@@ -15,7 +15,6 @@ from typing import Any
 
 from specdec.config import DTYPES, EngineConfig, SpeculativeConfig
 from specdec.errors import InvalidRequestError
-from specdec.llm import engine_config
 from specdec.server.options import ServerOptions
 
 PREFIX = "SPECDEC_"
@@ -25,7 +24,8 @@ _ENGINE_FLAGS = (
     "num_kv_blocks", "gpu_memory_utilization", "enable_prefix_caching", "seed",
 )  # fmt: skip
 _OPTION_FLAGS = (
-    "max_body_bytes", "body_timeout_seconds", "max_waiting", "request_timeout_seconds", "drain_timeout_seconds"
+    "max_body_bytes", "body_timeout_seconds", "max_waiting", "max_requests_per_key", "log_prompts",
+    "request_timeout_seconds", "drain_timeout_seconds",
 )  # fmt: skip
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
@@ -56,6 +56,10 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-body-bytes", type=int, default=default.max_body_bytes, help="larger bodies are refused")
     add("--body-timeout-seconds", type=float, default=default.body_timeout_seconds, help="longest silence in a body")
     add("--max-waiting", type=int, default=default.max_waiting, help="requests that may wait; more get 429")
+    add(
+        "--max-requests-per-key", type=int, default=default.max_requests_per_key, help="running or waiting; 0: no limit"
+    )
+    add("--log-prompts", action="store_true", help="let the access log show what was asked")
     add("--request-timeout-seconds", type=float, default=default.request_timeout_seconds, help="0 sets no limit")
     add("--drain-timeout-seconds", type=float, default=default.drain_timeout_seconds, help="time to end after SIGTERM")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="least level that is logged")
@@ -116,6 +120,8 @@ def _words(parser: argparse.ArgumentParser, flag: str, action: argparse.Action, 
 
 def parse_config(args: argparse.Namespace) -> EngineConfig:
     """What the engine is built from."""
+    from specdec.llm import engine_config  # brings torch, which flags themselves do not need
+
     if not isinstance(args.speculative_config, dict):
         raise InvalidRequestError("speculative_config must be a JSON object", param="speculative_config")
     values: dict[str, Any] = dict(args.speculative_config)

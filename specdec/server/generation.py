@@ -12,23 +12,28 @@ from typing import Any, cast
 
 from specdec.async_engine import AsyncEngine, Gain, GainStream
 from specdec.errors import InvalidRequestError, RequestFailedError, SpecdecError
+from specdec.logprobs import TokenLogprob
 from specdec.metrics import Metrics
 from specdec.request import FinishReason, Request, RequestStats
 from specdec.sampling_params import SamplingParams
-from specdec.tokenizer import OutputText, Tokenizer
+from specdec.tokenizer import Detokenizer, OutputText, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One token and the text that it made certain.
 
-    source   "draft" (accepted), "recovered" (the target's word where a draft was refused), "bonus"
-             (the target's word behind an accepted run) or "plain" (nothing was drafted)
+    source    "draft" (accepted), "recovered" (the target's word where a draft was refused), "bonus"
+              (the target's word behind an accepted run), "plain" (nothing was drafted) or "prompt" (echoed)
+    offset    where its text begins in the text of the choice
+    logprob   None where it was not asked for, and for the first token of a prompt
     """
 
     token_id: int
     text: str
     source: str
+    offset: int = 0
+    logprob: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +66,54 @@ def sources(gain: Gain) -> list[str]:
 
 
 class Choice:
-    """One choice while it runs: its request and the reader's own copy of its text."""
+    """One choice while it runs: its request and the reader's own copy of its text.
 
-    def __init__(self, index: int, request: Request, text: OutputText | None) -> None:
+    echo           set to let the prompt come before the output
+    drops_output   set where only the echoed prompt is wanted
+    """
+
+    def __init__(self, index: int, request: Request, text: OutputText | None, echo: Detokenizer | None = None) -> None:
         self.index = index
         self.request = request
         self.last_at: float | None = None
         self._text = text
+        self.drops_output = False
+        self._echo = echo
+        self._length = 0
+
+    @property
+    def is_first(self) -> bool:
+        """True for one choice of every prompt."""
+        return self.index % self.request.params.n == 0
 
     def take(self, gain: Gain) -> Delta:
         """Turn a gain into text."""
         is_last = gain.finish_reason is not None
         ends = [False] * (len(gain.token_ids) - 1) + [is_last]
-        pieces = [
-            Piece(token_id, self._push(token_id, end), source)
-            for token_id, source, end in zip(gain.token_ids, sources(gain), ends)
-        ]
+        logprobs = gain.logprobs or (None,) * len(gain.token_ids)
+        pieces = self._take_prompt()
+        for token_id, source, logprob, end in zip(gain.token_ids, sources(gain), logprobs, ends):
+            if not self.drops_output:
+                pieces.append(self._piece(token_id, self._push(token_id, end), source, logprob))
         reason = gain.finish_reason.value if gain.finish_reason else None
         return Delta(self.index, tuple(pieces), reason, gain.num_drafted, gain.num_accepted)
+
+    def _take_prompt(self) -> list[Piece]:
+        """The echoed prompt, once, before the first token; by then the target has judged all of it."""
+        echo, self._echo = self._echo, None
+        if echo is None:
+            return []
+        request = self.request
+        prompt = request.token_ids[: request.num_prompt_tokens]
+        judged = request.prompt_logprobs if request.params.prompt_logprobs is not None else [None] * len(prompt)
+        texts = [echo.push(token_id) for token_id in prompt]
+        texts[-1] += echo.flush()
+        return [self._piece(t, text, "prompt", p) for t, text, p in zip(prompt, texts, judged, strict=True)]
+
+    def _piece(self, token_id: int, text: str, source: str, logprob: TokenLogprob | None) -> Piece:
+        piece = Piece(token_id, text, source, self._length, logprob)
+        self._length += len(text)
+        return piece
 
     def _push(self, token_id: int, is_last: bool) -> str:
         if self._text is None:
@@ -132,7 +167,7 @@ class Generation:
     @property
     def _firsts(self) -> list[Request]:
         """One request a prompt."""
-        return [choice.request for choice in self.choices[:: self.choices[0].request.params.n]]
+        return [choice.request for choice in self.choices if choice.is_first]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -167,7 +202,7 @@ class Generation:
 
     def _count(self, gain: Gain) -> None:
         choice = self.choices[gain.index]
-        self.num_output_tokens += len(gain.token_ids)
+        self.num_output_tokens += 0 if choice.drops_output else len(gain.token_ids)
         if choice.last_at is None:
             self._metrics.count_first_token(gain.joined_at - self.arrived_at, gain.at - self.arrived_at)
             self.first_token_at = self.first_token_at or gain.at
@@ -200,16 +235,24 @@ def make_choices(
     tokenizer: Tokenizer | None,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
+    *,
     cache_salt: str | None = None,
+    echo: bool = False,
 ) -> list[Choice]:
     """Check every prompt and make its choices; nothing is queued yet."""
-    if params.stop_strings and tokenizer is None:
-        raise InvalidRequestError("stop needs text, and the target has no tokenizer; use stop_token_ids", param="stop")
+    if tokenizer is None and (params.stop_strings or echo):
+        param = "echo" if echo else "stop"
+        raise InvalidRequestError(f"{param} needs text, and the target has no tokenizer", param=param)
+    skip = params.skip_special_tokens
 
     def make_text() -> OutputText | None:
         if tokenizer is None:
             return None
-        return OutputText(tokenizer, params.stop_strings, skip_special_tokens=params.skip_special_tokens)
+        stop, least = params.stop_strings, params.min_tokens or 0
+        return OutputText(tokenizer, stop, skip_special_tokens=skip, min_tokens=least)
+
+    def make_echo() -> Detokenizer | None:
+        return Detokenizer(tokenizer, skip_special_tokens=skip) if echo and tokenizer is not None else None
 
     matcher = cast("Callable[[], OutputText]", make_text) if params.stop_strings else None
     requests = [
@@ -217,4 +260,4 @@ def make_choices(
         for prompt in prompts
         for request in engine.make_requests(prompt, params, matcher, cache_salt=cache_salt)
     ]
-    return [Choice(index, request, make_text()) for index, request in enumerate(requests)]
+    return [Choice(index, request, make_text(), make_echo()) for index, request in enumerate(requests)]

@@ -20,6 +20,8 @@ class ServerOptions:
     max_body_bytes            larger bodies are refused with 413
     body_timeout_seconds      longest silence while a body is sent; 0: no limit
     max_waiting               choices that may wait beside the running ones; more are refused with 429
+    max_requests_per_key      choices of one API key that may run or wait; 0: no limit of its own
+    log_prompts               the access log shows what was asked
     request_timeout_seconds   longest life of a request; 0: no limit
     drain_timeout_seconds     how long running requests may go on once the server is told to stop
     keep_alive_seconds        silence in a stream after which a comment is sent
@@ -30,6 +32,8 @@ class ServerOptions:
     max_body_bytes: int = 16 * 2**20
     body_timeout_seconds: float = 60.0
     max_waiting: int = 1024
+    max_requests_per_key: int = 0
+    log_prompts: bool = False
     request_timeout_seconds: float = 0.0
     drain_timeout_seconds: float = 30.0
     keep_alive_seconds: float = 15.0
@@ -41,6 +45,11 @@ class ServerOptions:
         for name in ("max_body_bytes", "max_waiting"):
             if getattr(self, name) < 1:
                 raise InvalidRequestError(f"{name} is {getattr(self, name)}; it must be at least 1", param=name)
+        if self.max_requests_per_key < 0:
+            raise InvalidRequestError(
+                f"max_requests_per_key is {self.max_requests_per_key}; it must be 0 (no limit) or more",
+                param="max_requests_per_key",
+            )
         for name in ("body_timeout_seconds", "request_timeout_seconds", "drain_timeout_seconds", "keep_alive_seconds"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from specdec.errors import InvalidRequestError
-from specdec.sampling_params import SamplingParams
+from specdec.sampling_params import MAX_LOGPROBS, SamplingParams
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -131,7 +131,6 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "echo": (False,),
         "suffix": ("",),
         "response_format": ({"type": "text"},),
         "prompt_logprobs": (),
@@ -152,15 +151,21 @@ class CompletionBody(GenerationBody):
             raise InvalidRequestError(
                 f"best_of is {self.best_of}; only best_of equal to n is supported", param="best_of"
             )
-        return {}
+        special: dict[str, Any] = {"max_tokens": 1} if self.only_echoes else {}
+        if self.echo and self.logprobs is not None:
+            special["prompt_logprobs"] = self.logprobs  # an echoed prompt is scored like the output behind it
+        return special
+
+    @property
+    def only_echoes(self) -> bool:
+        """True where nothing but the prompt is wanted, with its scores; one token is made and dropped."""
+        return bool(self.echo) and self.max_tokens == 0
 
 
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "response_format": ({"type": "text"},),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
@@ -186,7 +191,16 @@ class ChatBody(GenerationBody):
     def special_params(self) -> dict[str, Any]:
         """A chat answer may be as long as fits; the newer of the two names of its limit wins."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return {"max_tokens": limit}
+        if self.top_logprobs is not None and self.top_logprobs > 0 and not self.logprobs:
+            raise InvalidRequestError("top_logprobs is given; it needs logprobs=true", param="top_logprobs")
+        if not self.logprobs:
+            return {"max_tokens": limit}
+        if not 0 <= (self.top_logprobs or 0) <= MAX_LOGPROBS:
+            raise InvalidRequestError(
+                f"top_logprobs is {self.top_logprobs}; it must be an integer from 0 to {MAX_LOGPROBS}",
+                param="top_logprobs",
+            )
+        return {"max_tokens": limit, "logprobs": self.top_logprobs or 0}
 
 
 def read_body(kind: type[B], values: Mapping[str, Any]) -> B:

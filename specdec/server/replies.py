@@ -8,13 +8,15 @@ from __future__ import annotations
 import itertools
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from specdec.request import RequestStats
 from specdec.server.generation import Delta, Generation, Piece
+from specdec.server.logprob_shapes import chat_logprobs, completion_logprobs
 from specdec.server.protocol import GenerationBody
+from specdec.server.token_text import TokenText
 
 Json = dict[str, Any]
 
@@ -25,6 +27,10 @@ class Shape(Protocol):
     id_prefix: str
     whole_object: str
     chunk_object: str
+
+    def logprobs(self, pieces: Sequence[Piece], words: TokenText) -> Json:
+        """Log-probabilities of some tokens."""
+        ...
 
     def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
         """A finished choice."""
@@ -45,6 +51,10 @@ class CompletionShape:
     id_prefix = "cmpl-"
     whole_object = chunk_object = "text_completion"
 
+    def logprobs(self, pieces: Sequence[Piece], words: TokenText) -> Json:
+        """Parallel lists."""
+        return completion_logprobs(pieces, words)
+
     def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
         """A finished choice."""
         return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
@@ -64,6 +74,10 @@ class ChatShape:
     id_prefix = "chatcmpl-"
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+
+    def logprobs(self, pieces: Sequence[Piece], words: TokenText) -> Json:
+        """One entry a token."""
+        return chat_logprobs(pieces, words)
 
     def whole_choice(self, index: int, text: str, finish_reason: str | None) -> Json:
         """A finished choice."""
@@ -109,13 +123,17 @@ class Extras:
 
 
 class Replies:
-    """Writes the replies of one HTTP request."""
+    """Writes the replies of one HTTP request.
 
-    def __init__(self, shape: Shape, model: str, extras: Extras) -> None:
+    words   given where log-probabilities were asked for
+    """
+
+    def __init__(self, shape: Shape, model: str, extras: Extras, words: TokenText | None = None) -> None:
         self.id = f"{shape.id_prefix}{uuid.uuid4().hex}"
         self._shape = shape
         self._model = model
         self._asked = extras
+        self._words = words
         self._created = int(time.time())
 
     def _head(self, kind: str) -> Json:
@@ -138,10 +156,12 @@ class Replies:
         reply["usage"] = usage(generation)
         return reply | self.metrics(generation)
 
-    def _extras(self, pieces: Iterable[Piece]) -> Json:
+    def _extras(self, pieces: Sequence[Piece]) -> Json:
         extras: Json = {}
+        if self._words is not None:
+            extras["logprobs"] = self._shape.logprobs(pieces, self._words)
         if self._asked.token_ids:
-            extras["token_ids"] = [piece.token_id for piece in pieces]
+            extras["token_ids"] = [piece.token_id for piece in pieces if piece.source != "prompt"]
         if self._asked.token_sources:
             extras["tokens"] = [{"text": piece.text, "source": piece.source} for piece in pieces]
         return extras
@@ -163,7 +183,7 @@ class Replies:
         """The chunks of one step of one choice: its text, then its end, if it ends."""
         made = []
         text, extras = delta.text, self._extras(delta.pieces)
-        if text or any(extras.values()):
+        if text or (extras and delta.pieces):
             if self._asked.token_sources:
                 extras |= {"num_draft_tokens": delta.num_drafted, "num_accepted_draft_tokens": delta.num_accepted}
             made.append(self._chunk(generation, self._shape.chunk_choice(delta.index, text, None) | extras))

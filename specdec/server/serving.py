@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from specdec.async_engine import AsyncEngine
 from specdec.errors import InvalidRequestError
 from specdec.metrics import Metrics
+from specdec.request import Request as EngineRequest
 from specdec.server.admission import Admission
 from specdec.server.body import parse_object
 from specdec.server.errors import HTTPError, as_http_error, error_body
@@ -27,6 +28,7 @@ from specdec.server.options import ServerOptions
 from specdec.server.protocol import ChatBody, CompletionBody, GenerationBody, read_body, read_messages, read_prompts
 from specdec.server.replies import ChatShape, CompletionShape, Extras, Replies, Shape
 from specdec.server.streaming import DONE, EventStream, event, watch_client
+from specdec.server.token_text import TokenText
 from specdec.tokenizer import Tokenizer
 
 logger = logging.getLogger("specdec.server")
@@ -35,6 +37,9 @@ OFFLOAD_ABOVE = 2000
 """Texts of more characters are encoded on a helper thread."""
 
 T = TypeVar("T")
+
+MAX_LOGGED_TOKENS = 2000
+"""Of a prompt that is logged at all (log_prompts)."""
 
 MAX_LOGGED_FIELDS = 1000
 """Unknown field names said in the log; beyond them the log would be the client's."""
@@ -47,10 +52,11 @@ class Serving:
         self.engine = engine
         self.name = name
         self.options = options
-        self.admission = Admission(engine, options.max_waiting)
+        self.admission = Admission(engine, options.max_waiting, options.max_requests_per_key)
         self.metrics = Metrics(engine.engine)
         inner = engine.engine.target.model.tokenizer
         self.tokenizer = Tokenizer(inner) if inner is not None else None
+        self._words = TokenText(self.tokenizer) if self.tokenizer is not None else None
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="specdec-text")
         self._logged_fields: set[str] = set()
 
@@ -63,9 +69,13 @@ class Serving:
         self._check(body)
         params = body.sampling_params()
         given = read_prompts(body.prompt)
-        self.admission.check_room(len(given) * params.n)
+        self.admission.check_room(len(given) * params.n, request.state.key)
         prompts = await self.encode(given)
-        choices = make_choices(self.engine, self.tokenizer, prompts, params, body.cache_salt)
+        choices = make_choices(
+            self.engine, self.tokenizer, prompts, params, cache_salt=body.cache_salt, echo=bool(body.echo)
+        )
+        for choice in choices:
+            choice.drops_output = body.only_echoes
         return await self._answer(request, body, self._start(request, choices, arrived_at), CompletionShape())
 
     async def chat(self, request: Request) -> Response:
@@ -74,10 +84,10 @@ class Serving:
         body = read_body(ChatBody, parse_object(await request.body()))
         self._check(body)
         params = body.sampling_params()
-        self.admission.check_room(params.n)
+        self.admission.check_room(params.n, request.state.key)
         prompt = await self.encode_chat(read_messages(body.messages))
         try:
-            choices = make_choices(self.engine, self.tokenizer, [prompt], params, body.cache_salt)
+            choices = make_choices(self.engine, self.tokenizer, [prompt], params, cache_salt=body.cache_salt)
         except InvalidRequestError as error:
             error.param = "messages" if error.param == "prompt" else error.param
             raise
@@ -100,19 +110,27 @@ class Serving:
             raise HTTPError(404, message, param="model", code="model_not_found")
 
     def _start(self, request: Request, choices: Sequence[Choice], arrived_at: float) -> Generation:
-        self.admission.check_room(len(choices))
+        key, summary = request.state.key, request.state.summary
+        self.admission.check_room(len(choices), key)
         stream = self.engine.submit([choice.request for choice in choices])
-        summary = request.state.summary
+        self.admission.enter(len(choices), key)
+        if self.options.log_prompts:
+            summary["prompts"] = [self._readable(choice.request) for choice in choices if choice.is_first]
         seconds = self.options.request_timeout_seconds
         error = HTTPError(504, f"the request took longer than {seconds:g} s, the limit of this server", code="timeout")
         timer = asyncio.get_running_loop().call_later(seconds, stream.close, error) if seconds else None
 
         def on_end(generation: Generation) -> None:
+            self.admission.leave(len(choices), key)
             if timer is not None:
                 timer.cancel()
             summary.update(generation.summary())
 
         return Generation(choices, stream, self.metrics, arrived_at=arrived_at, on_end=on_end)
+
+    def _readable(self, request: EngineRequest) -> str | list[int]:
+        token_ids = request.token_ids[: min(request.num_prompt_tokens, MAX_LOGGED_TOKENS)]
+        return token_ids if self.tokenizer is None else self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     async def encode(self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of prompts; ids pass as they are."""
@@ -147,7 +165,8 @@ class Serving:
     # ------------------------------------------------------------------ the way out
 
     async def _answer(self, request: Request, body: GenerationBody, running: Generation, shape: Shape) -> Response:
-        replies = Replies(shape, self.name, Extras.of(body))
+        asks_logprobs = running.choices[0].request.params.logprobs is not None
+        replies = Replies(shape, self.name, Extras.of(body), self._words if asks_logprobs else None)
         if body.stream:
             events = self._events(running, replies)
             return EventStream(events, running.close, keep_alive_seconds=self.options.keep_alive_seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tqdm import tqdm
@@ -16,7 +16,6 @@ from evals.stages import WatchedEngine
 from evals.systems import EngineSystem, encode
 from evals.workloads import load_named
 from specdec import LLM
-from specdec.engine import Engine
 from specdec.scheduler import Emitted
 
 
@@ -34,16 +33,14 @@ class DropsToken(WatchedEngine):
 
 
 class Sleeps(WatchedEngine):
-    """Wastes a fixed time in every step."""
-
-    def __init__(self, engine: Engine, seconds: float) -> None:
-        super().__init__(engine)
-        self.seconds = seconds
+    """Rests four times as long as it works, so that it is five times slower on any machine."""
 
     def step(self) -> list[Emitted]:
         """A slow step."""
-        time.sleep(self.seconds)
-        return super().step()
+        began = time.perf_counter()
+        gains = super().step()
+        time.sleep(4 * (time.perf_counter() - began))
+        return gains
 
 
 def jobs_for(llm: LLM, count: int, max_tokens: int = 8, temperature: float = 0.0) -> list[Job]:
@@ -55,10 +52,15 @@ def jobs_for(llm: LLM, count: int, max_tokens: int = 8, temperature: float = 0.0
 def compare(llm: LLM, systems: Sequence[System], jobs: Sequence[Job], repeats: int = 3) -> list[Run]:
     """Measure at concurrency 2."""
     judge = Judge(llm.model_path, "float64")
-    comparison = Comparison(systems, judge, "float64", save=lambda run: None)
+    comparison = Comparison(systems, judge, _decoder(llm), save=lambda run: None)
     with tqdm(disable=True) as bar:
         comparison.measure("chat", jobs, 2, repeats, bar)
     return comparison.runs
+
+
+def _decoder(llm: LLM) -> Callable[[Sequence[int]], str]:
+    assert llm.tokenizer is not None
+    return llm.tokenizer.decode
 
 
 def system(engine: WatchedEngine, label: str) -> EngineSystem:

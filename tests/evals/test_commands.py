@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evals import overhead, results, speedup
+from evals import overhead, report, results, speedup
 
 
 def speedup_arguments(toy: str, out: Path) -> list[str]:
@@ -17,8 +17,8 @@ def speedup_arguments(toy: str, out: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def test_speedup(toy: str, toy_draft: str, scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = scratch / "speedup.jsonl"
+def test_speedup(toy: str, toy_draft: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "speedup.jsonl"
     assert speedup.main([*speedup_arguments(toy, out), "--draft", toy_draft]) == 0
     records = list(results.read(out))
     assert len(records) == 2 * 2 * 3  # concurrencies, repeats, systems
@@ -31,8 +31,8 @@ def test_speedup(toy: str, toy_draft: str, scratch: Path, capsys: pytest.Capture
     assert printed.count("equal") >= 6 and "DIFFERS" not in printed
 
 
-def test_resume_measures_only_what_is_missing(toy: str, scratch: Path) -> None:
-    out = scratch / "speedup.jsonl"
+def test_resume_measures_only_what_is_missing(toy: str, tmp_path: Path) -> None:
+    out = tmp_path / "speedup.jsonl"
     arguments = speedup_arguments(toy, out)
     assert speedup.main([*arguments, "--methods", "plain"]) == 0
     lines = out.read_text().splitlines()
@@ -44,8 +44,8 @@ def test_resume_measures_only_what_is_missing(toy: str, scratch: Path) -> None:
     assert [(r["concurrency"], r["repeat"]) for r in kept] == [(1, 0), (1, 1), (2, 0), (2, 1)]
 
 
-def test_without_a_draft_lookup_is_measured(toy: str, scratch: Path) -> None:
-    out = scratch / "speedup.jsonl"
+def test_without_a_draft_lookup_is_measured(toy: str, tmp_path: Path) -> None:
+    out = tmp_path / "speedup.jsonl"
     assert speedup.main([*speedup_arguments(toy, out), "--concurrency", "2", "--repeats", "1"]) == 0
     assert [record["system"] for record in results.read(out)] == ["plain", "ngram k=2"]
 
@@ -55,8 +55,8 @@ def test_too_many_prompts_end_the_command(toy: str, capsys: pytest.CaptureFixtur
     assert "num_prompts is 99" in capsys.readouterr().err
 
 
-def test_overhead(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = scratch / "overhead.jsonl"
+def test_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "overhead.jsonl"
     assert overhead.main(["--rows", "1,3", "--steps", "20", "--out", str(out)]) == 0
     records = {(record["rows"], record["k"]): record for record in results.read(out)}
     assert set(records) == {(1, 0), (1, 4), (3, 0), (3, 4)}
@@ -65,8 +65,29 @@ def test_overhead(scratch: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(record["by_stage"][stage] > 0 for record in records.values() for stage in ("schedule", "verify"))
 
 
-def test_an_overrun_budget_fails(scratch: Path) -> None:
+def test_an_overrun_budget_fails(tmp_path: Path) -> None:
     """Negative control: no step takes less than a microsecond."""
-    arguments = ["--rows", "1", "--k", "0", "--steps", "5", "--out", str(scratch / "o")]
+    arguments = ["--rows", "1", "--k", "0", "--steps", "5", "--out", str(tmp_path / "o")]
     assert overhead.main([*arguments, "--budget", "1=1"]) == 1
     assert overhead.main([*arguments, "--budget", "1=1e9"]) == 0
+
+
+def test_report(toy: str, tmp_path: Path) -> None:
+    """The page fetches nothing, every plot comes out in both forms, and every number is the run's own."""
+    out, directory = tmp_path / "speedup.jsonl", tmp_path / "report"
+    assert speedup.main([*speedup_arguments(toy, out), "--concurrency", "2"]) == 0
+    assert report.main([str(out), "--out", str(directory)]) == 0
+    page, text = (directory / "report.html").read_text(), (directory / "report.md").read_text()
+    assert "src=" not in page and page.count("<svg") == len(report.PLOTS)
+    record = next(iter(results.read(out)))
+    assert record["command"] in text and str(record["commit"]) in page
+    assert all((directory / f"{name}.{form}").stat().st_size for name in report.PLOTS for form in report.FORMATS)
+
+
+def test_report_refuses_to_mix_settings(tmp_path: Path, toy: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Negative control: two maximal lengths in one table would be a lie."""
+    out = tmp_path / "mixed.jsonl"
+    base = [*speedup_arguments(toy, out), "--concurrency", "2", "--repeats", "1", "--methods", "plain"]
+    assert speedup.main(base) == speedup.main([*base, "--max-tokens", "3"]) == 0
+    assert report.main([str(out), "--out", str(tmp_path / "report")]) == 2
+    assert "differ in settings" in capsys.readouterr().err

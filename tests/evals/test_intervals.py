@@ -10,20 +10,20 @@ import pytest
 from evals.intervals import interval, percentile
 
 
-@pytest.mark.parametrize("repeats", [2, 3, 5, 20])
+@pytest.mark.parametrize("repeats", [2, 3, 5])
 def test_a_ratio_of_equals_contains_one(repeats: int) -> None:
-    """2,000 seeds of two equal systems on a machine with 10 % noise: at least 94 % of the intervals hold 1.
+    """500 seeds of two equal systems on a machine with 10 % noise: at least 92 % of the intervals hold 1.
 
-    With true coverage 95 % the share has a standard error of 0.5 points, so a false alarm is under 3 in 100
-    per case before the seeds, which are fixed.
+    With true coverage 95 % the share has a standard error of 1 point, so a false alarm would be about one in
+    a thousand, and the seeds are fixed.
     """
     covered = 0
-    for seed in range(2000):
+    for seed in range(500):
         noise = random.Random(seed)
         found = interval([math.exp(noise.gauss(0, 0.1)) / math.exp(noise.gauss(0, 0.1)) for _ in range(repeats)])
         assert found.low is not None and found.high is not None
         covered += found.low <= 1 <= found.high
-    assert covered >= 0.94 * 2000
+    assert covered >= 0.92 * 500
 
 
 def test_a_real_difference_is_seen() -> None:
@@ -44,3 +44,13 @@ def test_percentiles_at_the_ends() -> None:
     assert percentile([5.0], 99) == 5.0
     assert percentile([1.0, 2.0], 100) == 2.0
     assert percentile([1.0, 2.0], 0) == 1.0
+
+
+def test_resampling_three_values_would_not_do() -> None:
+    """Negative control: the range of three repeats, the most a bootstrap can say, holds 1 in about 3 of 4 seeds."""
+    covered = 0
+    for seed in range(500):
+        noise = random.Random(seed)
+        values = [math.exp(noise.gauss(0, 0.1)) / math.exp(noise.gauss(0, 0.1)) for _ in range(3)]
+        covered += min(values) <= 1 <= max(values)
+    assert covered < 0.85 * 500

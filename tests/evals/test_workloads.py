@@ -32,15 +32,15 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("as_lines", [True, False])
-def test_every_form_is_read(scratch: Path, as_lines: bool) -> None:
+def test_every_form_is_read(tmp_path: Path, as_lines: bool) -> None:
     records = [record for record, _ in RECORDS]
-    path = scratch / "prompts.jsonl"
+    path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join(map(json.dumps, records)) if as_lines else json.dumps(records))
     assert load_file(path) == [prompt for _, prompt in RECORDS]
 
 
-def test_an_unknown_form_is_refused(scratch: Path) -> None:
-    path = scratch / "odd.jsonl"
+def test_an_unknown_form_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "odd.jsonl"
     path.write_text('{"prompt": "a"}\n{"question": "b"}\n')
     with pytest.raises(ValueError, match="record 2"):
         load_file(path)

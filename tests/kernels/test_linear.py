@@ -6,7 +6,7 @@ from kernel_oracles import assert_as_good_as, assert_rows_do_not_notice_each_oth
 from torch.nn import functional as F
 
 from specdec.kernels import native
-from specdec.kernels.linear import linear, pack, reference
+from specdec.kernels.linear import groups, linear, pack, pack_groups, reference
 
 SHAPES = [(1, 1), (32, 16), (33, 17), (31, 300), (96, 257), (160, 576)]  # N, K
 DTYPES = [torch.float32, torch.bfloat16]
@@ -56,6 +56,41 @@ def test_bits_do_not_depend_on_threads() -> None:
 def test_packing_loses_nothing(dtype: torch.dtype) -> None:
     weight, _, _ = make(70, 19, dtype, 1)
     assert torch.equal(reference.unpack(pack(weight).data, 70), weight)
+
+
+def from_codes(N: int, K: int, num_bits: int) -> torch.Tensor:
+    """Weights as GGUF's Q4_1 or Q8_0 decode: scales and offsets are halves, each group uses its whole range."""
+    generator = torch.Generator().manual_seed(N + K)
+    d = (torch.rand(N, K // 32, 1, generator=generator) * 0.1 + 1e-4).half().float()
+    if num_bits == 4:
+        codes = torch.randint(0, 16, (N, K // 32, 32), generator=generator)
+        codes[..., 0], codes[..., 1] = 0, 15
+        return (codes * d + torch.randn(N, K // 32, 1, generator=generator).half().float()).view(N, K)
+    codes = torch.randint(-127, 128, (N, K // 32, 32), generator=generator)
+    codes[..., 5] = 127
+    return (codes * d).view(N, K)
+
+
+@needs_native
+@pytest.mark.parametrize("num_bits", [4, 8])
+@pytest.mark.parametrize("shape", [(2, 32), (33, 96), (160, 576)])
+def test_weights_from_codes_are_held_as_codes_with_the_bits_of_float32(shape: tuple[int, int], num_bits: int) -> None:
+    weight = from_codes(*shape, num_bits)
+    weight[0, :32] = 0  # a group without a scale
+    found = groups.find_groups(weight)
+    assert found is not None and found.num_bits == num_bits and torch.equal(groups.decode(found), weight)
+    _, bias, x = make(*shape, torch.float32, 30)
+    packed = pack_groups(weight, bias)
+    assert packed is not None and packed.data.nbytes <= pack(weight).data.nbytes * (0.17 if num_bits == 4 else 0.28)
+    assert torch.equal(linear(x, packed), linear(x, pack(weight, bias)))
+    assert torch.equal(linear(x[:1], packed), linear(x, packed)[:1])
+
+
+def test_other_weights_are_not_taken_for_codes() -> None:
+    weight = from_codes(4, 64, 4)
+    weight[3, 63] += 1e-6
+    assert groups.find_groups(weight) is None and groups.find_groups(torch.randn(4, 64)) is None
+    assert groups.find_groups(torch.randn(4, 60)) is None
 
 
 def test_doubles_and_empty_batches_work() -> None:

@@ -181,6 +181,24 @@ def test_bfloat16_is_as_close_to_the_oracle_as_its_rounded_weights_allow() -> No
 
 
 @needs_native
+def test_weights_decoded_from_codes_give_the_same_bits_as_codes() -> None:
+    model = tiny_model("llama, tied", hidden_size=96, intermediate_size=96)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:  # 8-bit codes in groups of 32
+                grouped = parameter.view(len(parameter), -1, 32)
+                d = (grouped.abs().amax(-1, keepdim=True) / 127).half().float()
+                grouped.copy_((grouped / d).round().clamp(-127, 127) * d)
+    weights = weights_of(model)
+    logits = []
+    for keep_groups in (True, False):
+        packed = pack_llama(weights, torch.float32, keep_groups)
+        rows = Rows(prompts(30))
+        logits.append(llama_forward(packed, rows.step([(0, 0, 30)]), rows.caches)[0])
+    assert packed.head.dtype == torch.float32 and torch.equal(*logits)
+
+
+@needs_native
 def test_an_id_out_of_range_is_refused_before_anything_is_written() -> None:
     packed = pack_llama(weights_of(tiny_model("llama, tied")))
     rows = Rows([[96, 97]])

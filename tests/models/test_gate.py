@@ -27,6 +27,9 @@ WINDOWED = {
 }
 
 
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken bridge must never leave a mark that says it passed."""
@@ -125,7 +128,7 @@ def test_a_passed_family_is_remembered_and_a_change_forgets_it(monkeypatch: pyte
     ("family", "overrides", "reason"),
     [
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic"),
-        ("phi3", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}}, "longrope"),
+        ("phi3", {"rope_parameters": {**LONGROPE, "rope_theta": 1e4}}, "longrope"),
         ("llama4_text", {}, "chunked_attention"),
         ("qwen3_next", {}, "linear_attention"),
         ("mamba2", {}, "linear_attention"),

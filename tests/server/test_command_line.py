@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from specdec.async_engine import AsyncEngine
-from specdec.errors import InvalidRequestError
+from specdec.errors import InvalidRequestError, ModelLoadError
 from specdec.server.app import create_app
-from specdec.server.cli import make_server
+from specdec.server.cli import DrainingServer, make_server
 from specdec.server.flags import make_parser, model_name, parse_config, parse_flags, parse_options
 from specdec.server.options import ServerOptions
 from tests.server.scripted import scripted_engine
@@ -61,17 +61,14 @@ def test_every_engine_flag_changes_something_also_as_a_variable(flag: str, value
 
 
 def test_every_server_option_has_a_flag() -> None:
-    words = [
-        "--max-body-bytes=9",
-        "--body-timeout-seconds=5",
-        "--max-waiting=8",
-        "--request-timeout-seconds=7",
-        "--drain-timeout-seconds=6",
-    ]
-    options = parse_options(parse_flags([*words, "--api-key", "a", "--api-key", "b", "--cors-origin", "http://c"], {}))
+    numbers = ["max-body-bytes", "body-timeout-seconds", "max-waiting", "max-requests-per-key"]
+    numbers += ["request-timeout-seconds", "drain-timeout-seconds"]
+    words = [f"--{name}={9 - i}" for i, name in enumerate(numbers)]
+    words += ["--api-key", "a", "--api-key", "b", "--cors-origin", "http://c", "--log-prompts"]
+    options = parse_options(parse_flags(words, {}))
     assert options == ServerOptions(
-        api_keys=("a", "b"), cors_origins=("http://c",), max_body_bytes=9, max_waiting=8, body_timeout_seconds=5,
-        request_timeout_seconds=7, drain_timeout_seconds=6,
+        api_keys=("a", "b"), cors_origins=("http://c",), log_prompts=True, max_body_bytes=9, body_timeout_seconds=8,
+        max_waiting=7, max_requests_per_key=6, request_timeout_seconds=5, drain_timeout_seconds=4,
     )  # fmt: skip
     assert parse_options(parse_flags([], {"SPECDEC_API_KEY": "a, b"})).api_keys == ("a", "b")
     assert parse_flags([], {"SPECDEC_PORT": "99", "SPECDEC_HOST": "::1"}).port == 99
@@ -117,20 +114,73 @@ def test_help_tells_every_flag() -> None:
     assert all(flag in text for flag, _, _ in CHANGES)
 
 
+def test_help_and_flags_cost_no_torch() -> None:
+    code = "import sys, specdec.server.cli; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])
+
+
 def test_a_directory_is_served_under_its_own_name(tmp_path: Path) -> None:
     assert model_name(parse_flags(["--target", str(tmp_path)], {})) == tmp_path.name
     assert model_name(parse_flags(["--served-model-name", "m"], {})) == "m"
+
+
+def start(load: Any, options: ServerOptions) -> tuple[DrainingServer, threading.Thread, str]:
+    """A server in a thread, as soon as it listens."""
+    server = make_server(load, options, "127.0.0.1", 0)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    return server, thread, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+
+
+def test_while_the_model_loads_the_server_is_alive_but_not_ready() -> None:
+    loaded = threading.Event()
+
+    def load() -> Any:
+        loaded.wait(5)
+        return create_app(AsyncEngine(scripted_engine()), "toy")
+
+    server, thread, address = start(load, ServerOptions())
+    assert httpx.get(f"{address}/health").json() == {"status": "loading"}
+    for answer in (httpx.get(f"{address}/ready"), httpx.post(f"{address}/v1/completions", json={"prompt": "the "})):
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "loading"
+    loaded.set()
+    wait_for(lambda: httpx.get(f"{address}/ready").status_code == 200)
+    assert httpx.post(f"{address}/v1/completions", json={"prompt": "the "}).status_code == 200
+    server.handle_exit(signal.SIGTERM, None)
+    thread.join(5)
+    assert not thread.is_alive() and server.loading_error is None
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+    is_listening = threading.Event()
+
+    def load() -> Any:
+        is_listening.wait(5)
+        raise ModelLoadError("no such model")
+
+    server, thread, _ = start(load, ServerOptions())
+    is_listening.set()
+    thread.join(5)
+    assert not thread.is_alive() and isinstance(server.loading_error, ModelLoadError)
+
+
+def test_a_signal_while_loading_ends_the_server_at_once() -> None:
+    never = threading.Event()
+    server, thread, _ = start(lambda: never.wait(60), ServerOptions())
+    server.handle_exit(signal.SIGTERM, None)
+    thread.join(5)
+    assert not thread.is_alive()
+    never.set()
 
 
 @pytest.mark.parametrize("limit, is_whole", [(5.0, True), (0.1, False)])
 def test_draining_has_a_limit(limit: float, is_whole: bool) -> None:
     engine = scripted_engine(seconds=0.01)
     options = ServerOptions(drain_timeout_seconds=limit)
-    server = make_server(create_app(AsyncEngine(engine), "toy", options), options, "127.0.0.1", 0)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    wait_for(lambda: server.started)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1/completions"
+    server, thread, address = start(lambda: create_app(AsyncEngine(engine), "toy", options), options)
+    wait_for(lambda: httpx.get(f"{address}/ready").status_code == 200)
+    url = f"{address}/v1/completions"
     body = {"prompt": "the ", "max_tokens": 50, "stream": True}
     with httpx.stream("POST", url, json=body) as answer:
         lines = answer.iter_lines()
@@ -151,7 +201,8 @@ def process(toy: str) -> Any:
     started = subprocess.Popen([sys.executable, "serve.py", *words], stderr=subprocess.PIPE, text=True, env=environ)
     try:
         assert started.stderr is not None
-        address = next(line.split("ready: ")[1].split("/v1")[0] for line in started.stderr if "ready: " in line)
+        address = next(line.split("listening: ")[1].split("/v1")[0] for line in started.stderr if "listening: " in line)
+        next(line for line in started.stderr if "ready after" in line)
         threading.Thread(target=started.stderr.read, daemon=True).start()
         yield started, address
     finally:

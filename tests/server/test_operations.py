@@ -28,7 +28,7 @@ def app_of(client: httpx.AsyncClient) -> FastAPI:
 
 def test_a_full_queue_says_when_to_come_back() -> None:
     async def use() -> None:
-        async with serving(scripted_engine(seconds=0.005, max_num_seqs=1), ServerOptions(max_waiting=2)) as client:
+        async with serving(scripted_engine(seconds=0.02, max_num_seqs=1), ServerOptions(max_waiting=2)) as client:
             answers = await asyncio.gather(*(client.post("/v1/completions", json=BODY) for _ in range(6)))
             refused = [answer for answer in answers if answer.status_code == 429]
             assert len(refused) == 3 and all(answer.headers["retry-after"] == "1" for answer in refused)
@@ -39,6 +39,34 @@ def test_a_full_queue_says_when_to_come_back() -> None:
             assert never.status_code == 400 and never.json()["error"]["param"] == "n"
 
     run(use())
+
+
+def test_a_key_has_a_limit_of_its_own() -> None:
+    async def use() -> None:
+        options = ServerOptions(api_keys=("a", "b"), max_requests_per_key=2)
+        async with serving(scripted_engine(seconds=0.02), options) as client:
+
+            async def ask(key: str) -> int:
+                headers = {"authorization": f"Bearer {key}"}
+                return (await client.post("/v1/completions", json=BODY, headers=headers)).status_code
+
+            for _ in range(2):  # places come back
+                statuses = await asyncio.gather(*(ask(key) for key in "aaaabb"))
+                assert sorted(statuses[:4]) == [200, 200, 429, 429] and statuses[4:] == [200, 200]
+
+    run(use())
+
+
+def test_prompts_are_logged_only_when_asked(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def use() -> None:
+        async with serving(scripted_engine(), ServerOptions(log_prompts=True)) as client:
+            await client.post("/v1/completions", json=BODY | {"n": 2})
+
+    run(use())
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "specdec.access")
+    assert json.loads(line)["prompts"] == ["the "]
 
 
 def test_while_draining_new_requests_are_refused_and_running_ones_end() -> None:

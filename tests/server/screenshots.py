@@ -1,0 +1,50 @@
+"""Pictures of the page for the README: `python -m tests.server.screenshots http://127.0.0.1:8000 FOLDER`.
+
+It drives a server that runs already, with the browser of this machine; it checks nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+CHAT = "List the days of the week, then list them again in reverse order."
+RACE = "Repeat this line five times: the quick brown fox jumps over the lazy dog."
+
+
+def take(page: Any, folder: Path, scheme: str) -> None:
+    """One chat and one race, in one colour scheme."""
+    page.locator("#prompt").fill(CHAT)
+    page.locator("#prompt").press("Enter")
+    page.wait_for_selector(".message.assistant small:has-text('ended by')", timeout=120_000)
+    page.screenshot(path=folder / f"page-chat-{scheme}.png")
+    page.get_by_role("tab", name="Race").click()
+    page.locator("#race-prompt").fill(RACE)
+    page.get_by_role("button", name="Race", exact=True).click()
+    page.wait_for_selector("#verdict:has-text('texts')", timeout=120_000)
+    page.screenshot(path=folder / f"page-race-{scheme}.png")
+
+
+def main() -> None:
+    """Light and dark."""
+    from playwright.sync_api import sync_playwright
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport={"width": 1100, "height": 760}, color_scheme=scheme)
+            page.goto(args.url)
+            take(page, args.folder, scheme)
+            page.close()
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
