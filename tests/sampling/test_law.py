@@ -100,5 +100,5 @@ def test_a_sampler_whose_noise_depends_on_the_draft_is_caught(monkeypatch: pytes
 
     monkeypatch.setattr(sampler, "_sample", lying)
     expected = outputs(TARGET.scores, PROMPT, {}, 3, stop_ids=[6])
-    statistic, freedom = chi_square(draw({}, 3, PROPOSERS["bad"], 4096), expected)
+    statistic, freedom = chi_square(draw({}, 3, PROPOSERS["bad"], 8192), expected)
     assert statistic > 2 * bound(freedom)
