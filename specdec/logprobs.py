@@ -11,10 +11,11 @@ class TokenLogprob:
 
     logprob   None where it is not finite
     rank      1 for the likeliest; tokens of equal probability share the better rank
-    top       the N likeliest as (token id, logprob), best first, ties to the lower id; may hold the token itself
+    top       the N likeliest as (token id, logprob), best first, ties to the lower id; may hold the token itself,
+              and fewer where fewer are possible
     """
 
     token_id: int
     logprob: float | None
     rank: int
-    top: tuple[tuple[int, float | None], ...] = ()
+    top: tuple[tuple[int, float], ...] = ()

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from specdec.kernels import native
 from specdec.kernels.accept import kernel, reference
-from specdec.kernels.accept.reference import noise, perturbed
+from specdec.kernels.accept.reference import noise, noise_of, perturbed
 
-__all__ = ["noise", "perturbed", "sample"]
+__all__ = ["noise", "noise_of", "perturbed", "sample"]
 
 
 def sample(

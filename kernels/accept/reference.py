@@ -46,7 +46,20 @@ def noise(seeds: Tensor, positions: Tensor, vocab_size: int, dtype: torch.dtype 
 
     Its largest values come from small u, where floats are dense; in float32 u is kept below 1.
     """
-    u = (bits(seeds, positions, vocab_size).to(dtype) + 0.5) * 2.0**-32
+    return _gumbel(bits(seeds, positions, vocab_size), dtype)
+
+
+def noise_of(seeds: Tensor, positions: Tensor, token_ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the noise of single tokens: seeds, positions and token_ids [N], int64 -> [N]."""
+    words = philox(
+        (token_ids // 4, positions & _MASK, positions >> 32 & _MASK, torch.zeros_like(token_ids)),
+        (seeds & _MASK, seeds >> 32 & _MASK),
+    )
+    return _gumbel(torch.stack(words, dim=-1).gather(-1, (token_ids % 4)[:, None])[:, 0], dtype)
+
+
+def _gumbel(words: Tensor, dtype: torch.dtype) -> Tensor:
+    u = (words.to(dtype) + 0.5) * 2.0**-32
     if dtype == torch.float32:
         u = u.clamp_max(1 - 2.0**-24)
     return -torch.log(-torch.log1p(-u))

@@ -33,7 +33,7 @@ def _grouped(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Columns dealt into groups: [R, _GROUP, V // _GROUP], and the few left over."""
     num_groups = scores.shape[1] // _GROUP
     dealt = num_groups * _GROUP
-    return scores[:, :dealt].view(-1, _GROUP, num_groups), scores[:, dealt:]
+    return scores[:, :dealt].view(scores.shape[0], _GROUP, num_groups), scores[:, dealt:]
 
 
 def group_maxima(scores: Tensor) -> Tensor:
@@ -60,18 +60,35 @@ def kth_bound(scores: Tensor, maxima: Tensor, count: Tensor) -> Tensor:
 
     scores   [R, V]   maxima   [R, M]   of its groups
     count    [R]      at least 1; V or more: no bound
-    returns  [R]
+    returns  [R]      not -inf, so that -inf never reaches it
     """
-    size = int(count.clamp_max(scores.shape[1]).max())
-    narrow = size <= maxima.shape[1]
-    best = torch.topk(maxima if narrow else scores, size, dim=1).values
-    bound = best.gather(1, (count.clamp(1, size) - 1)[:, None])[:, 0]
-    return bound.masked_fill(count >= scores.shape[1], float("-inf"))
+    lowest = torch.finfo(scores.dtype).min
+    bound = scores.new_full((scores.shape[0],), lowest)
+    is_few = count <= maxima.shape[1]
+    for source, is_own in ((maxima, is_few), (scores, ~is_few & (count < scores.shape[1]))):
+        rows = torch.nonzero(is_own)[:, 0]
+        if len(rows):
+            best = torch.topk(source[rows], int(count[rows].max()), dim=1).values
+            bound[rows] = best.gather(1, count[rows][:, None] - 1)[:, 0]
+    return bound.clamp_min(lowest)
 
 
-def at_least(scores: Tensor, bound: Tensor) -> Likeliest:
-    """All scores of each row that reach its bound: scores [R, V], bound [R]."""
-    rows, ids = torch.nonzero(scores >= bound[:, None], as_tuple=True)
+def at_least(scores: Tensor, maxima: Tensor, bound: Tensor) -> Likeliest:
+    """All scores of each row that reach its bound: scores [R, V], maxima [R, M] of its groups, bound [R].
+
+    Only groups whose maximum reaches the bound are looked into.
+    """
+    groups, _ = _grouped(scores)
+    num_groups = groups.shape[2] if maxima.shape[1] < scores.shape[1] else 0
+    rows, places = torch.nonzero(maxima >= bound[:, None], as_tuple=True)
+    is_group = places < num_groups
+    group_rows, group_places = rows[is_group], places[is_group]
+    values = groups[group_rows, :, group_places]  # [N, _GROUP]
+    which, member = torch.nonzero(values >= bound[group_rows][:, None], as_tuple=True)
+    single_rows, single_places = rows[~is_group], places[~is_group]
+    rows = torch.cat([group_rows[which], single_rows])
+    ids = torch.cat([member * num_groups + group_places[which], single_places + num_groups * (_GROUP - 1)])
+    rows, ids = _in_order(rows, ids, scores.shape[1]) if num_groups else (single_rows, single_places)
     counts = torch.bincount(rows, minlength=scores.shape[0])
     place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
     shape = (scores.shape[0], max(int(counts.max()), 1))
@@ -81,3 +98,10 @@ def at_least(scores: Tensor, bound: Tensor) -> Likeliest:
     found_ids[rows, place] = ids
     found, order = found.sort(dim=1, descending=True, stable=True)  # ids ascend, so equals keep that order
     return Likeliest(found, found_ids.gather(1, order), counts)
+
+
+def _in_order(rows: Tensor, ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Pairs sorted by row, then id."""
+    key = (rows * vocab_size + ids).sort().values
+    rows = torch.div(key, vocab_size, rounding_mode="floor")
+    return rows, key - rows * vocab_size

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.logprobs import TokenLogprob
 from specdec.sampling.choice import Choice
 from specdec.sampling.likeliest import Likeliest, at_least, group_maxima, kth_bound, row_sums
-from specdec.sampling.sampler import blocks, process
+from specdec.sampling.sampler import blocks, process, take
 
 
 @torch.inference_mode()
@@ -25,7 +25,7 @@ def describe_chosen(logits: Tensor, choices: Sequence[Choice], token_ids: Sequen
     """
     reports: list[TokenLogprob] = []
     for block in blocks(logits, range(len(choices))):
-        scores = _wide(logits[block[0] : block[-1] + 1])
+        scores = _wide(take(logits, block))
         processed = [i for i in block if choices[i].request.params.logprobs_mode == "processed_logprobs"]
         if processed:
             index = torch.tensor([i - block[0] for i in processed], device=logits.device)
@@ -40,7 +40,7 @@ def describe(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[Tok
     """Report on given tokens by the model's own law: logits [L, V], token_ids [L]."""
     reports: list[TokenLogprob] = []
     for block in blocks(logits, range(len(token_ids))):
-        scores = _wide(logits[block[0] : block[-1] + 1])
+        scores = _wide(take(logits, block))
         reports += _describe(scores, [token_ids[i] for i in block], [num_top] * len(block))
     return reports
 
@@ -64,15 +64,13 @@ def _describe(scores: Tensor, token_ids: list[int], sizes: list[int]) -> list[To
     ]
 
 
-def _tops(
-    scores: Tensor, maxima: Tensor, offset: Tensor, sizes: list[int]
-) -> list[tuple[tuple[int, float | None], ...]]:
+def _tops(scores: Tensor, maxima: Tensor, offset: Tensor, sizes: list[int]) -> list[tuple[tuple[int, float], ...]]:
     """The sizes[i] likeliest tokens of row i and their log-probabilities: offset [R, 1] makes scores into those."""
     if not any(sizes):
         return [()] * len(sizes)
     count = torch.tensor(sizes, device=scores.device).clamp(1, scores.shape[1])
     bound = kth_bound(scores, maxima, count)
-    found: Likeliest = at_least(scores, bound)
+    found: Likeliest = at_least(scores, maxima, bound)
     size = max(sizes)
     ids = found.ids[:, :size].tolist()
     logprobs = (found.scores - offset)[:, :size].tolist()
@@ -80,7 +78,7 @@ def _tops(
     tops = []
     for row, length in enumerate(lengths):
         kept = range(length if sizes[row] else 0)
-        tops.append(tuple((ids[row][i], _finite(logprobs[row][i])) for i in kept))
+        tops.append(tuple((ids[row][i], logprobs[row][i]) for i in kept if math.isfinite(logprobs[row][i])))
     return tops
 
 

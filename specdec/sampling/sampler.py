@@ -12,13 +12,16 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from specdec.kernels.accept import sample
+from specdec.kernels.accept import noise_of, sample
 from specdec.sampling.choice import Choice
-from specdec.sampling.filters import filter_rows
+from specdec.sampling.filters import Limits, Shortlist, mask, shortlist
 from specdec.sampling.processors import edit
 
-_CACHED_BYTES = 2**21
-"""Rows are processed in blocks of this size on CPU, which a core's cache holds."""
+_CACHED_BYTES = 2**23
+"""Rows are processed in blocks of this size on CPU: few enough for the caches, enough for the calls to be cheap."""
+
+_MOST_LISTED = 512
+"""A shortlist longer than this costs more to draw noise for, token by token, than its whole row does."""
 
 
 @torch.inference_mode()
@@ -28,28 +31,25 @@ def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[b
     logits   [L, V]   any floating type; computed in float32, or float64 where the model is
     returns  token ids [L] and, for each row, whether its scores were finite
 
-    This reads the result back: it is the one synchronisation of a step. Rows that only scale their
-    scores are read where they lie; the others are copied and processed, a few at a time.
+    Rows that only scale their scores are read where they lie; the others are copied and processed, a
+    few at a time. Where filters leave few tokens, noise is drawn for those alone.
     """
     if not choices:
         return [], []
     assert logits.ndim == 2 and logits.shape[0] == len(choices)
-    token_ids = torch.zeros(len(choices), dtype=torch.int64, device=logits.device)
-    is_finite = torch.zeros(len(choices), dtype=torch.bool, device=logits.device)
     plain = [i for i, choice in enumerate(choices) if not (choice.is_edited or choice.is_filtered)]
     if len(plain) == len(choices):
-        token_ids, is_finite = _sample(logits, choices, [c.request.params.temperature for c in choices])
+        token_ids, is_finite = _sample(logits, choices)
         return token_ids.tolist(), is_finite.tolist()
-    if plain:
-        index = torch.tensor(plain, device=logits.device)
-        own = [choices[i] for i in plain]
-        chosen = _sample(logits[index], own, [c.request.params.temperature for c in own])
-        token_ids[index], is_finite[index] = chosen
+    token_ids = torch.zeros(len(choices), dtype=torch.int64, device=logits.device)
+    is_finite = torch.zeros(len(choices), dtype=torch.bool, device=logits.device)
+    for rows in blocks(logits, plain):
+        index = torch.tensor(rows, device=logits.device)
+        token_ids[index], is_finite[index] = _sample(take(logits, rows), [choices[i] for i in rows])
     is_plain = set(plain)
-    for block in blocks(logits, [i for i in range(len(choices)) if i not in is_plain]):
-        index = torch.tensor(block, device=logits.device)
-        own = [choices[i] for i in block]
-        token_ids[index], is_finite[index] = _sample(*_processed(logits[index], own))
+    for rows in blocks(logits, [i for i in range(len(choices)) if i not in is_plain]):
+        index = torch.tensor(rows, device=logits.device)
+        token_ids[index], is_finite[index] = _choose_processed(take(logits, rows), [choices[i] for i in rows])
     return token_ids.tolist(), is_finite.tolist()
 
 
@@ -58,13 +58,20 @@ def process(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
 
     logits   [R, V]   a copy that may be changed
     """
-    scores, choices, temperatures = _processed(logits, choices)
-    scale = [1.0 if c.request.params.is_greedy else t for c, t in zip(choices, temperatures, strict=True)]
+    scores = _edited(logits, choices)
+    filtered = [i for i, choice in enumerate(choices) if choice.is_filtered]
+    if filtered:
+        index = torch.tensor(filtered, device=scores.device)
+        part = scores[index]
+        limits = _limits(part, [choices[i] for i in filtered])
+        scores[index] = mask(part, limits, shortlist(part, limits))
+    params = [c.request.params for c in choices]
+    scale = [1.0 if p.is_greedy else p.temperature for p in params]
     return scores / torch.tensor(scale, dtype=scores.dtype, device=scores.device)[:, None]
 
 
 def blocks(logits: Tensor, rows: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Cut row numbers into runs that a cache holds; one run on an accelerator."""
+    """Cut row numbers into runs of a size that suits the CPU; one run on an accelerator."""
     size = len(rows)
     if logits.device.type == "cpu":
         size = max(_CACHED_BYTES // (logits.shape[1] * (8 if logits.dtype == torch.float64 else 4)), 1)
@@ -72,34 +79,85 @@ def blocks(logits: Tensor, rows: Sequence[int]) -> Iterator[Sequence[int]]:
         yield rows[start : start + size]
 
 
-def _sample(logits: Tensor, choices: Sequence[Choice], temperatures: Sequence[float]) -> tuple[Tensor, Tensor]:
+def take(logits: Tensor, rows: Sequence[int]) -> Tensor:
+    """Some rows, ascending: a view where they follow each other, else a copy."""
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return logits[rows[0] : rows[-1] + 1]
+    return logits.index_select(0, torch.tensor(rows, device=logits.device))
+
+
+def _edited(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
+    """A wide copy where any row edits its scores."""
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if any(choice.is_edited for choice in choices):
+        scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
+        scores = scores.contiguous()
+        edit(scores, choices)
+    return scores
+
+
+def _limits(scores: Tensor, choices: Sequence[Choice]) -> Limits:
+    params = [choice.request.params for choice in choices]
+    return Limits.of(scores, [(p.top_k, p.top_p, p.min_p or 0.0, p.temperature) for p in params])
+
+
+def _sample(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
+    """Over whole rows: logits [R, V] -> token ids and whether finite, [R]."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    return sample(
-        logits,
-        torch.tensor([c.request.noise_seed for c in choices], dtype=torch.int64, device=logits.device),
-        torch.tensor([c.position for c in choices], dtype=torch.int64, device=logits.device),
-        torch.tensor(temperatures, dtype=dtype, device=logits.device),
-    )
-
-
-def _processed(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Sequence[Choice], list[float]]:
-    """Edited and filtered scores, and the temperatures still to apply (1 where a filter needed it applied).
-
-    logits   [R, V]   a copy that may be changed
-    """
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).contiguous()
-    edit(scores, choices)
+    seeds, positions = _streams(choices, logits.device)
     temperatures = [c.request.params.temperature for c in choices]
+    return sample(logits, seeds, positions, torch.tensor(temperatures, dtype=dtype, device=logits.device))
+
+
+def _streams(choices: Sequence[Choice], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Seed and position of every row's noise, [R] each."""
+    seeds = torch.tensor([c.request.noise_seed for c in choices], dtype=torch.int64, device=device)
+    return seeds, torch.tensor([c.position for c in choices], dtype=torch.int64, device=device)
+
+
+def _choose_processed(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
+    """Edit a block of rows, filter those that ask, and choose: logits [R, V] -> [R], [R]."""
+    scores = _edited(logits, choices)
     filtered = [i for i, choice in enumerate(choices) if choice.is_filtered]
-    if not filtered:
-        return scores, choices, temperatures
-    params = [choices[i].request.params for i in filtered]
-    scale = torch.tensor([p.temperature for p in params], dtype=scores.dtype, device=scores.device)[:, None]
-    limits = [p.top_k for p in params], [p.top_p for p in params], [p.min_p or 0.0 for p in params]
     if len(filtered) == len(choices):
-        return filter_rows(scores.div_(scale), *limits), choices, [1.0] * len(choices)
-    index = torch.tensor(filtered, device=scores.device)
-    scores[index] = filter_rows(scores[index].div_(scale), *limits)
-    for i in filtered:
-        temperatures[i] = 1.0
-    return scores, choices, temperatures
+        return _choose_filtered(scores, choices)
+    if not filtered:
+        return _sample(scores, choices)
+    token_ids = torch.zeros(len(choices), dtype=torch.int64, device=logits.device)
+    is_finite = torch.zeros(len(choices), dtype=torch.bool, device=logits.device)
+    is_filtered = set(filtered)
+    others = [i for i in range(len(choices)) if i not in is_filtered]
+    for rows, chooser in ((filtered, _choose_filtered), (others, _sample)):
+        index = torch.tensor(rows, device=logits.device)
+        token_ids[index], is_finite[index] = chooser(take(scores, rows), [choices[i] for i in rows])
+    return token_ids, is_finite
+
+
+def _choose_filtered(scores: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
+    """Choose among what the filters keep: scores [R, V], edited and undivided -> [R], [R]."""
+    limits = _limits(scores, choices)
+    short = shortlist(scores, limits)
+    token_ids, is_finite = _sample_listed(short, limits, choices)
+    wide = torch.nonzero(~short.is_complete | (short.keep > _MOST_LISTED))[:, 0]
+    if len(wide):
+        rows = wide.tolist()
+        kept = mask(scores, limits, short)[wide]
+        token_ids[wide], is_finite[wide] = _sample(kept, [choices[i] for i in rows])
+    return token_ids, is_finite
+
+
+def _sample_listed(short: Shortlist, limits: Limits, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
+    """Noise for the tokens on the lists alone; rows whose list is incomplete or long get a value of no meaning."""
+    scores, ids = short.found.scores[:, :_MOST_LISTED], short.found.ids[:, :_MOST_LISTED]
+    keep = short.keep.masked_fill(~short.is_complete, 0)
+    is_kept = torch.arange(scores.shape[1], device=scores.device) < keep[:, None]
+    rows, places = torch.nonzero(is_kept, as_tuple=True)
+    seeds, positions = _streams(choices, scores.device)
+    g = noise_of(seeds[rows], positions[rows], ids[rows, places], scores.dtype)
+    noisy = torch.full_like(scores, float("-inf"))
+    noisy[rows, places] = scores[rows, places] / limits.temperature[rows] + g
+    best = noisy.amax(dim=1)
+    is_best = noisy == best[:, None]
+    token_ids = ids.masked_fill(~is_best, torch.iinfo(torch.int64).max).amin(dim=1)  # the lowest of equals
+    is_finite = torch.isfinite(best)
+    return token_ids.masked_fill(~is_finite, 0), is_finite

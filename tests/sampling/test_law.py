@@ -89,16 +89,16 @@ def test_a_sampler_whose_noise_depends_on_the_draft_is_caught(monkeypatch: pytes
     """Negative control: where the draft was missed, fresh noise is tried once more."""
     honest = sampler._sample
 
-    def lying(logits: Any, choices: list[Choice], temperatures: list[float]) -> Any:
-        chosen, is_finite = honest(logits, choices, temperatures)
+    def lying(logits: Any, choices: list[Choice]) -> Any:
+        chosen, is_finite = honest(logits, choices)
         for i, choice in enumerate(choices):
             following = choices[i + 1].drafts_before[-1:] if i + 1 < len(choices) else ()
             if following and int(chosen[i]) != following[0]:  # a second try
                 again = Choice(choice.request, choice.position + 1000, choice.drafts_before)
-                chosen[i] = honest(logits[i : i + 1], [again], temperatures[i : i + 1])[0][0]
+                chosen[i] = honest(logits[i : i + 1], [again])[0][0]
         return chosen, is_finite
 
     monkeypatch.setattr(sampler, "_sample", lying)
     expected = outputs(TARGET.scores, PROMPT, {}, 3, stop_ids=[6])
-    statistic, freedom = chi_square(draw({}, 3, PROPOSERS["bad"], 4096), expected)
+    statistic, freedom = chi_square(draw({}, 3, PROPOSERS["bad"], 8192), expected)
     assert statistic > 2 * bound(freedom)
