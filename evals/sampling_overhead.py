@@ -179,7 +179,7 @@ def main(argv: Sequence[str]) -> int:
     forward = measured[0].forward
     print(
         f"\n{args.rows} rows x {args.positions} positions x {args.vocab_size}, {args.dtype}, "
-        f"{torch.get_num_threads()} threads, medians of {args.times}; forward "
+        f"{torch.get_num_threads()} threads, processor time, medians of {args.times}; forward "
         + ("not measured" if forward is None else f"{forward:.1f} ms")
         + f". {path}"
     )
