@@ -27,6 +27,7 @@ from specdec import LLM, SamplingParams, SpeculativeConfig
 from specdec.models.sources import resolve
 
 SEED = 1234
+SPAN = 50
 HEADERS = ("case", "temperature", "tokens", "forks", "largest gap", "acceptance", "verdict")
 
 
@@ -79,6 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(table.render(HEADERS, rows))
     for row in rows:
         file.write("exactness.case", dict(zip(HEADERS, row, strict=True)))
+    prompt = (workloads.load_file(options.prompts) if options.prompts else _named(options.workloads))[0]
+    spans = self_acceptance(target, options.dtype, prompt)
+    file.write("exactness.self_acceptance", {"per_50_tokens": spans})
+    print(f"self-draft acceptance per {SPAN} tokens: " + " ".join(f"{rate:.3f}" for rate in spans))
     failed = [r for r in rows if r[-1] != "equal"]
     print(f"{'NOT EXACT' if failed else 'EXACT'}: {len(rows) - len(failed)} of {len(rows)} cases are equal by the rule")
     return int(bool(failed))
@@ -146,6 +151,23 @@ def _transformers(target: str, jobs: Sequence[Job]) -> list[list[int]]:
         ids = model.generate(torch.tensor([job.token_ids]), do_sample=False, max_new_tokens=job.max_tokens)
         out.append(ids[0, len(job.token_ids) :].tolist())
     return out
+
+
+def self_acceptance(target: str, dtype: str, prompt: workloads.Prompt, num_tokens: int = 400) -> list[float]:
+    """Acceptance of the target as its own draft, k = 4, for every 50 tokens of one long greedy output."""
+    engine = Case("self", target, 4, 1, 16).build(target, dtype)
+    assert engine.tokenizer is not None
+    ids = engine.tokenizer.encode_chat([{"role": "user", "content": prompt.text}])
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    request = engine.engine.make_request("self", ids, params)
+    engine.engine.add(request)
+    drafted, accepted = [0] * (num_tokens // SPAN), [0] * (num_tokens // SPAN)
+    while engine.engine.has_work:
+        place = min(request.num_output_tokens // SPAN, len(drafted) - 1)
+        for gain in engine.engine.step():
+            drafted[place] += gain.num_drafted
+            accepted[place] += gain.num_accepted
+    return [a / d for a, d in zip(accepted, drafted, strict=True)]
 
 
 def _stranger(target: str, folder: Path) -> str:
