@@ -10,7 +10,7 @@ constexpr int64_t SEGMENT = 256;  // keys that are summed on their own, at absol
 constexpr int TILE = 64;          // keys that one step of the online softmax takes, at absolute positions
 
 struct AttentionShape {
-    int64_t H, G, D, Dv;
+    int64_t H = 0, G = 0, D = 0, Dv = 0;
     int64_t block_size, table_stride, window;  // window: 0 sees everything
     float scale, softcap;                      // softcap: 0 has none
     int64_t q_dtype, kv_dtype, out_dtype;
