@@ -31,9 +31,11 @@ def resolve_draft(draft: str | None, speculative: SpeculativeConfig) -> Speculat
     draft   None, "ngram", "auto" (n-gram lookup, until a draft ships) or a model of the same tokenizer
     """
     if speculative.method != "auto":
-        if draft not in (None, "auto", speculative.method) and speculative.method != "draft_model":
+        if draft not in (None, "auto", speculative.method, speculative.draft):
             raise InvalidRequestError(
-                f"draft is {draft!r} but method is {speculative.method!r}; give one of them", param="draft"
+                f"draft is {draft!r} but the speculative config says method {speculative.method!r} and draft "
+                f"{speculative.draft!r}; say it once",
+                param="draft",
             )
         return speculative
     if draft == "suffix":

@@ -22,9 +22,9 @@ def _check_range(name: str, value: Any, low: float, high: float) -> None:
         raise InvalidRequestError(f"{name} is {value!r}; it must be an integer from {low} to {high}", param=name)
 
 
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InvalidRequestError(f"{name} is {value!r}; it must be one of {', '.join(choices)}", param=name)
+def _check_choice(name: str, value: Any, choices: tuple[object, ...]) -> None:
+    if type(value) is not type(choices[0]) or value not in choices:
+        raise InvalidRequestError(f"{name} is {value!r}; it must be one of {', '.join(map(str, choices))}", param=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,8 @@ class ModelConfig:
         if not isinstance(self.model, str) or not self.model:
             raise InvalidRequestError(f"model is {self.model!r}; it must name a model", param="model")
         _check_choice("dtype", self.dtype, DTYPES)
+        if not isinstance(self.device, str):
+            raise InvalidRequestError(f"device is {self.device!r}; it must be a name such as 'cpu'", param="device")
         if self.max_model_len is not None:
             _check_range("max_model_len", self.max_model_len, 2, 2**24)
 
@@ -69,7 +71,8 @@ class CacheConfig:
             _check_range("kv_cache_memory", self.kv_cache_memory, 1, 2**50)
         if self.num_kv_blocks is not None:
             _check_range("num_kv_blocks", self.num_kv_blocks, 1, 2**31 - 1)
-        if not 0 < self.gpu_memory_utilization <= 1:
+        _check_choice("enable_prefix_caching", self.enable_prefix_caching, (True, False))
+        if type(self.gpu_memory_utilization) not in (int, float) or not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidRequestError(
                 f"gpu_memory_utilization is {self.gpu_memory_utilization!r}; it must be above 0 and at most 1",
                 param="gpu_memory_utilization",

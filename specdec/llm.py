@@ -18,6 +18,7 @@ from specdec.assembly import build, resolve_draft
 from specdec.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from specdec.engine import Engine, link_choices
 from specdec.errors import InvalidRequestError
+from specdec.interrupts import between_steps
 from specdec.outputs import CompletionOutput, RequestOutput
 from specdec.request import Request
 from specdec.sampling_params import SamplingParams
@@ -127,6 +128,8 @@ class LLM:
 
         A message is {"role": ..., "content": ...}.
         """
+        if not isinstance(messages, (list, tuple)) or not messages:
+            raise InvalidRequestError(f"messages is {messages!r}; it must be a list of messages", param="messages")
         conversations = [messages] if messages and isinstance(messages[0], dict) else list(messages)
         if self.tokenizer is None:
             raise InvalidRequestError("the target has no tokenizer; generate() takes token ids", param="messages")
@@ -183,12 +186,14 @@ class LLM:
 
     def _drive(self, sequences: dict[str, _Sequence], show: bool) -> None:
         """Step until all are done; an interrupt aborts them and leaves the engine clean."""
-        for sequence in sequences.values():
-            self.engine.add(sequence.request)
-        with tqdm(total=len(sequences), desc="generating", unit="seq", disable=not show) as bar:
+        bar = tqdm(total=len(sequences), desc="generating", unit="seq", disable=not show)
+        with bar, between_steps() as check_interrupt:
             num_tokens = 0
             try:
+                for sequence in sequences.values():
+                    self.engine.add(sequence.request)
                 while self.engine.has_work:
+                    check_interrupt()
                     for gain in self.engine.step():
                         num_tokens += len(gain.token_ids)
                         bar.update(gain.request.is_finished)
@@ -220,14 +225,23 @@ def _completion(index: int, sequence: _Sequence) -> CompletionOutput:
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, (list, tuple)):
+        raise InvalidRequestError(
+            f"prompts is {type(prompts).__name__}; it must be a text, a list of texts or a list of lists of token ids",
+            param="prompts",
+        )
     if prompts and all(type(p) is int for p in prompts):
         raise InvalidRequestError("prompts is a flat list of ids; give a list of lists", param="prompts")
-    return list(prompts)  # type: ignore[arg-type]
+    return list(prompts)
 
 
 def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not isinstance(params, (list, tuple)) or not all(isinstance(own, SamplingParams) for own in params):
+        raise InvalidRequestError(
+            f"sampling_params is {params!r}; it must be SamplingParams or a list of them", param="sampling_params"
+        )
     if len(params) != count:
         raise InvalidRequestError(
             f"sampling_params holds {len(params)} values for {count} prompts", param="sampling_params"

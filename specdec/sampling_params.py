@@ -6,7 +6,6 @@ where the model is known. A parameter the engine cannot honour yet is refused by
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -39,7 +38,7 @@ def _number(param: str, value: object, low: float, high: float) -> float:
     rule = f"a finite number from {low:g} to {high:g}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise _fail(param, value, rule)
-    if not (math.isfinite(value) and low <= value <= high):
+    if not low <= value <= high:  # false for NaN too; infinities lie outside every range
         raise _fail(param, value, rule)
     return float(value)
 

@@ -131,7 +131,7 @@ class Scheduler:
         decoding: list[Request] = []
         preempted: list[Request] = []
         for request in list(self.running):
-            if request.num_owed_tokens > 1:  # a prompt, or preempted in this very loop
+            if request.num_owed_tokens > 1 or request in preempted:  # a prompt, or a victim of this very loop
                 continue
             while not self._reserve(request, request.num_tokens):
                 victim = self.running[-1]

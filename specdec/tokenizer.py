@@ -49,6 +49,11 @@ class Tokenizer:
             raise InvalidRequestError(
                 "this model has no chat template; use completions with a prompt", param="messages"
             )
+        if not isinstance(messages, (list, tuple)):
+            raise InvalidRequestError(f"messages holds {messages!r}; a conversation is a list", param="messages")
+        for message in messages:
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+                raise InvalidRequestError(f"messages holds {message!r}; it needs role and content", param="messages")
         try:
             text: str = self.inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates raise what they like on roles they do not know
@@ -126,11 +131,13 @@ class OutputText:
         return self.is_stopped
 
     def _append(self, new: str) -> None:
-        searched = max(len(self.text) - self._longest + 1, 0)
+        before = len(self.text)
         self.text += new
         if self._num_early > 0:
             return
-        found = [at for at in (self.text.find(s, searched) for s in self._stop) if at >= 0]
+        # Each string is looked for only where the new text can have completed it.
+        places = (self.text.find(s, max(before - len(s) + 1, 0)) for s in self._stop)
+        found = [at for at in places if at >= 0]
         if found:
             self.text = self.text[: min(found)]
             self.is_stopped = True

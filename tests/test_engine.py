@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -365,3 +366,47 @@ def test_a_bad_prompt_among_good_ones_queues_nothing(toy: str) -> None:
             made.generate(bad, specdec.SamplingParams(max_tokens=2))  # type: ignore[arg-type]
     assert made.generate([]) == []
     assert_clean(made)
+
+
+def test_ctrl_c_takes_effect_between_steps_and_leaves_the_engine_usable(toy: str) -> None:
+    made = llm(toy, draft="ngram", k=3)
+    expected = ids(made, PROMPTS, max_tokens=20, ignore_eos=True)
+    original, calls = made.engine.scheduler.commit, itertools.count()
+
+    def interrupted(*args: Any) -> Any:
+        if next(calls) == 4:
+            signal.raise_signal(signal.SIGINT)  # in the middle of a step
+        return original(*args)
+
+    made.engine.scheduler.commit = interrupted  # type: ignore[method-assign]
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            made.generate(PROMPTS, specdec.SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    finally:
+        made.engine.scheduler.commit = original  # type: ignore[method-assign]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert_clean(made)
+    assert ids(made, PROMPTS, max_tokens=20, ignore_eos=True) == expected
+
+
+def test_arguments_of_the_wrong_kind_are_refused_by_name(toy: str) -> None:
+    made = llm(toy)
+    for prompts in (None, 5, iter(["a", "b"]), {"prompt": "a"}, {1, 2}):
+        with pytest.raises(specdec.InvalidRequestError, match="prompts is"):
+            made.generate(prompts)  # type: ignore[arg-type]
+    for params in ({"n": 1}, [None], 5):
+        with pytest.raises(specdec.InvalidRequestError, match="sampling_params"):
+            made.generate("a", params)  # type: ignore[arg-type]
+    for messages in ([], None, [{"x": 1}], [5]):
+        with pytest.raises(specdec.InvalidRequestError, match="messages"):
+            made.chat(messages)  # type: ignore[arg-type]
+    for options in ({"enable_prefix_caching": "no"}, {"gpu_memory_utilization": "x"}, {"device": None}):
+        with pytest.raises(specdec.InvalidRequestError, match=next(iter(options))):
+            specdec.LLM(toy, None, **options)
+    speculative = specdec.SpeculativeConfig(method="draft_model", draft=toy)
+    with pytest.raises(specdec.InvalidRequestError, match="say it once"):
+        specdec.LLM(toy, "/nope", speculative=speculative)
+    for value in (10**400, -(10**400)):
+        with pytest.raises(specdec.InvalidRequestError, match="temperature"):
+            specdec.SamplingParams(temperature=value)

@@ -242,3 +242,19 @@ def test_low_priority_waits_and_is_preempted_first() -> None:
             break
         _commit(s, plan)
     assert plan.left == (late,) and s.waiting == [late, background]
+
+
+def test_a_victim_that_owes_one_token_is_not_run_in_the_step_that_preempts_it() -> None:
+    """Many one-token prompts, mixed priorities and a small pool, against what the plan may hold."""
+    for seed in range(400):
+        chance = random.Random(seed)
+        s = _scheduler(chance.randint(24, 40), 1, max_num_seqs=8, max_num_batched_tokens=chance.randint(8, 12))
+        for name in range(14):
+            request = _request(str(name), 1, chance.randint(4, 18))
+            request.priority = chance.randint(0, 3)
+            s.add(request)
+        while s.has_work:
+            plan = s.schedule(lambda r: 4)
+            assert all(any(row.request is r for r in s.running) for row in plan), seed
+            _commit(s, plan, accept=4, drafts=4)
+            s.check_integrity()

@@ -112,3 +112,15 @@ def test_the_first_difference_of_two_tokenizers_is_named() -> None:
     other = byte_tokenizer()
     other.add_tokens(["zz"])
     assert first_difference(byte_tokenizer(), other) == "id 260 is None for the target and 'zz' for the draft"
+
+
+def test_a_longer_stop_string_does_not_bring_back_early_text() -> None:
+    """min_tokens exempts early text from every stop string, however long the others are."""
+    ids = TOKENIZER.encode("cnqqpyijcrwp", add_special_tokens=False)
+    texts = []
+    for stop in (("qq",), ("qq", "QQQQQQQQQQQQ")):
+        output = OutputText(TOKENIZER, stop, min_tokens=8)
+        assert [output.push(i) for i in ids] == [False] * len(ids)
+        output.finish()
+        texts.append(output.text)
+    assert texts == ["cnqqpyijcrwp"] * 2

@@ -171,5 +171,5 @@ def probe_attention(model: nn.Module) -> AttentionProbe:
         model(input_ids=token, position_ids=torch.zeros_like(token), use_cache=False)
     finally:
         for module in model.modules():
-            del module.specdec_cache
+            module.__dict__.pop("specdec_cache", None)  # some families exchange modules when they first run
     return probe

@@ -297,12 +297,9 @@ def _content(where: str, content: object) -> str:
 
 
 def _token_keys(bias: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token_id): value for token_id, value in bias.items()}
-    except ValueError:
-        raise InvalidRequestError(
-            f"logit_bias is {_short(bias)}; its keys must be token ids", param="logit_bias"
-        ) from None
+    if not all(token_id.isascii() and token_id.isdigit() and len(token_id) < 12 for token_id in bias):
+        raise InvalidRequestError(f"logit_bias is {_short(bias)}; its keys must be token ids", param="logit_bias")
+    return {int(token_id): value for token_id, value in bias.items()}
 
 
 def _short(value: object) -> str:
