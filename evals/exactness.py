@@ -76,10 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         stranger = _stranger(target, Path(scratch))
         chosen = [c for c in cases(target, stranger) if not options.cases or c.name.split(",")[0] in options.cases]
-        rows = list(_run(options, target, chosen))
+        rows = []
+        for row in _run(options, target, chosen):
+            rows.append(row)
+            file.write("exactness.case", dict(zip(HEADERS, row, strict=True)))  # an interrupt keeps what is known
     print(table.render(HEADERS, rows))
-    for row in rows:
-        file.write("exactness.case", dict(zip(HEADERS, row, strict=True)))
     prompt = (workloads.load_file(options.prompts) if options.prompts else _named(options.workloads))[0]
     spans = self_acceptance(target, options.dtype, prompt)
     file.write("exactness.self_acceptance", {"per_50_tokens": spans})
