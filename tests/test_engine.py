@@ -55,8 +55,8 @@ def _transformers_ids(path: str, prompts: list[list[int]], count: int) -> list[l
 
 def test_ids_equal_transformers_for_every_proposer_and_cache(family: tuple[str, str]) -> None:
     target, draft = family
-    expected = _transformers_ids(target, PROMPTS, 40)
-    seeded = ids(llm(target), PROMPTS, temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
+    expected = _transformers_ids(target, PROMPTS, 28)
+    seeded = ids(llm(target), PROMPTS, temperature=1.0, seed=3, max_tokens=28, ignore_eos=True)
     cases: list[dict[str, Any]] = [
         {},
         {"draft": "ngram", "k": 4},
@@ -67,8 +67,8 @@ def test_ids_equal_transformers_for_every_proposer_and_cache(family: tuple[str, 
     ]
     for case in cases:
         made = llm(target, **case)
-        assert ids(made, PROMPTS, max_tokens=40, ignore_eos=True) == expected, case
-        assert ids(made, PROMPTS, temperature=1.0, seed=3, max_tokens=40, ignore_eos=True) == seeded, case
+        assert ids(made, PROMPTS, max_tokens=28, ignore_eos=True) == expected, case
+        assert ids(made, PROMPTS, temperature=1.0, seed=3, max_tokens=28, ignore_eos=True) == seeded, case
 
 
 def test_logits_equal_transformers(family: tuple[str, str]) -> None:

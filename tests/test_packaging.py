@@ -53,6 +53,7 @@ def _run(toy: str, path: list[Path], cwd: Path) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_checkout_lives_beside_another_kernels(toy: str, stand_in: Path, tmp_path: Path) -> None:
     assert str(ROOT) in _run(toy, [stand_in, ROOT], tmp_path)
 

@@ -58,6 +58,7 @@ def test_padding_is_nothing_for_equal_lengths() -> None:
     assert padding_waste([[4, 2]]) == pytest.approx(0.25)
 
 
+@pytest.mark.slow
 def test_the_ladder(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "batching.jsonl"
     arguments = ["--target", toy, "--workloads", "math", "--out", str(out), "--dtype", "float64", "--num-jobs", "5"]
