@@ -115,8 +115,8 @@ class GenerationBody(BaseModel):
     own_meaning: ClassVar[frozenset[str]] = frozenset({"speculative", "logit_bias"})
 
     def special_params(self) -> dict[str, Any]:
-        """Sampling parameters whose field differs between the endpoints."""
-        raise NotImplementedError
+        """Sampling parameters whose field differs between the endpoints; an endpoint without any has none."""
+        return {}
 
     def _refuse_unsupported(self) -> None:
         for name, allowed in self.neutral.items():
