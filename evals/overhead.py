@@ -53,6 +53,7 @@ class CannedTarget:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
+        self.features = None
         self.model = SimpleNamespace(vocab_size=VOCAB_SIZE, eos_token_ids=frozenset(), max_model_len=2**20)
         generator = torch.Generator().manual_seed(0)
         self._table = torch.randn(PERIOD * 7, VOCAB_SIZE, generator=generator)

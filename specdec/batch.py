@@ -5,7 +5,7 @@ All are frozen and hold integers; none acts. Only `Scheduler.commit` turns them 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from specdec.logprobs import TokenLogprob
@@ -20,6 +20,7 @@ class Row:
     num_base         known tokens computed, from `start`
     max_drafts       how many drafts may ride behind them (blocks and budget are reserved)
     draft_token_ids  the drafts that do
+    source           name of the proposer they came from; "" without drafts
     """
 
     request: Request
@@ -27,6 +28,7 @@ class Row:
     num_base: int
     max_drafts: int = 0
     draft_token_ids: tuple[int, ...] = ()
+    source: str = ""
 
     def __post_init__(self) -> None:
         if self.num_base < 1:
@@ -74,9 +76,9 @@ class Row:
         """The tokens this row feeds to the target, [query_len]."""
         return self.request.token_ids[self.start : self.end] + list(self.draft_token_ids)
 
-    def with_drafts(self, draft_token_ids: tuple[int, ...]) -> Row:
+    def with_drafts(self, draft_token_ids: tuple[int, ...], source: str = "") -> Row:
         """The same row with drafts riding in it."""
-        return replace(self, draft_token_ids=draft_token_ids)
+        return replace(self, draft_token_ids=draft_token_ids, source=source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +101,46 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafts:
-    """A proposer's offer, one tuple of draft tokens for every row of the plan."""
+class Offer:
+    """What one proposer offers for one row.
 
-    token_ids: tuple[tuple[int, ...], ...]
+    source        the proposer's name
+    confidences   its own guess, in [0, 1], that each draft is accepted where those before it are; one a token,
+                  or none where it has no opinion
+    """
+
+    token_ids: tuple[int, ...] = ()
+    source: str = ""
+    confidences: tuple[float, ...] = ()
+
+    def cut(self, most: int) -> Offer:
+        """Its first `most` drafts."""
+        return (
+            self if len(self.token_ids) <= most else Offer(self.token_ids[:most], self.source, self.confidences[:most])
+        )
+
+
+NO_OFFER = Offer()
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """The offers for a plan, one for every row in its order; NO_OFFER where there is none."""
+
+    offers: tuple[Offer, ...]
+
+    def __iter__(self) -> Iterator[Offer]:
+        return iter(self.offers)
+
+    @classmethod
+    def of(cls, token_ids: Iterable[tuple[int, ...]], source: str) -> Drafts:
+        """Offers of one proposer that knows no confidences."""
+        return cls(tuple(Offer(ids, source) if ids else NO_OFFER for ids in token_ids))
 
     @classmethod
     def empty(cls, num_rows: int) -> Drafts:
         """No offers."""
-        return cls(((),) * num_rows)
+        return cls((NO_OFFER,) * num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +187,15 @@ class Verdict:
     def num_accepted(self, index: int) -> int:
         """Drafts of row `index` the target agreed to."""
         return max(len(self.token_ids[index]) - 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSeconds:
+    """Where the wall-clock time of a served step went.
+
+    draft    from the plan to the drafts
+    verify   packing, the target's forward and reading the verdict
+    """
+
+    draft: float
+    verify: float

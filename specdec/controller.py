@@ -6,7 +6,7 @@ It knows requests and offers, in integers; it knows no tensors.
 
 from __future__ import annotations
 
-from specdec.batch import Batch, Drafts, Plan
+from specdec.batch import Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
 from specdec.request import Request
 
 
@@ -35,5 +35,11 @@ class FixedLength:
 
     def admit(self, plan: Plan, drafts: Drafts) -> Batch:
         """Verify everything that was offered."""
-        offers = zip(plan, drafts.token_ids, strict=True)
-        return Batch(tuple(row.with_drafts(offer[: row.max_drafts]) if offer else row for row, offer in offers))
+        return Batch(tuple(_attach(row, offer) for row, offer in zip(plan, drafts, strict=True)))
+
+    def observe(self, batch: Batch, verdict: Verdict, seconds: StepSeconds) -> None:
+        """Fixed lengths learn nothing."""
+
+
+def _attach(row: Row, offer: Offer) -> Row:
+    return row.with_drafts(offer.token_ids[: row.max_drafts], offer.source) if offer.token_ids else row

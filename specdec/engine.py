@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Sequence
+from time import perf_counter
 
-from specdec.batch import Plan
+from specdec.batch import Plan, StepSeconds
 from specdec.controller import FixedLength
 from specdec.errors import ContextLengthError, EngineDeadError, InvalidRequestError
 from specdec.models.forward_batch import Segment
@@ -198,12 +199,16 @@ class Engine:
         return emitted
 
     def _run(self, plan: Plan) -> list[Emitted]:
+        started = perf_counter()
         drafts = self.proposer.propose(plan)
+        drafted = perf_counter()
         batch = self.controller.admit(plan, drafts)
         segments = [Segment(r.query_token_ids, r.start, r.request.block_table, r.num_logits) for r in batch]
         logits = self.target.forward(self.target.pack(segments))
         verdict = verify(batch, logits)
-        self.proposer.observe(batch, verdict)
+        seconds = StepSeconds(drafted - started, perf_counter() - drafted)
+        self.proposer.observe(batch, verdict, self.target.features)
+        self.controller.observe(batch, verdict, seconds)
         return self.scheduler.commit(batch, verdict)
 
     def _tell_proposer(self, plan: Plan) -> None:

@@ -163,18 +163,15 @@ class Request:
     def num_owed_tokens(self) -> int:
         """Tokens the target still owes this request: all it knows, less all it has cached.
 
-                >>> from specdec.logprobs import TokenLogprob
-        from specdec.rules import Rules
-        from specdec.sampling_params import SamplingParams
-                >>> r = Request("r", [0] * 7, SamplingParams())
-                >>> r.num_owed_tokens           # a new prompt
-                7
-                >>> r.num_computed_tokens = 7; r.token_ids.append(1)
-                >>> r.num_owed_tokens           # decode
-                1
-                >>> r.num_computed_tokens = 0
-                >>> r.num_owed_tokens           # after preemption
-                8
+        >>> r = Request("r", [0] * 7, SamplingParams())
+        >>> r.num_owed_tokens           # a new prompt
+        7
+        >>> r.num_computed_tokens = 7; r.token_ids.append(1)
+        >>> r.num_owed_tokens           # decode
+        1
+        >>> r.num_computed_tokens = 0
+        >>> r.num_owed_tokens           # after preemption
+        8
         """
         return len(self.token_ids) - self.num_computed_tokens
 

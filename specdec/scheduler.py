@@ -26,6 +26,7 @@ class Emitted:
     token_ids      new tokens, at most num_accepted + 1
     num_drafted    drafts that were judged
     num_accepted   how many of token_ids came from the draft
+    source         name of the proposer the drafts came from; "" without drafts
     logprobs       one a token, where they were asked for
     """
 
@@ -34,6 +35,7 @@ class Emitted:
     num_drafted: int
     num_accepted: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    source: str = ""
 
 
 def share_evenly(wanted: Sequence[int], budget: int) -> list[int]:
@@ -255,7 +257,7 @@ class Scheduler:
             keep = self.pool.blocks_for(request.num_tokens)
             self.pool.release(request.block_table[keep:])
             del request.block_table[keep:]
-        return Emitted(request, token_ids[:kept], num_drafted, num_accepted, logprobs)
+        return Emitted(request, token_ids[:kept], num_drafted, num_accepted, logprobs, row.source)
 
     def _register(self, request: Request) -> None:
         full = request.num_computed_tokens // self.pool.block_size

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor
+
 import specdec
 from specdec.batch import Batch, Drafts, Plan, Verdict
 from specdec.llm import LLM
@@ -47,6 +49,7 @@ def ids(made: LLM, prompts: list[list[int]], **params: Any) -> list[list[int]]:
 class Oracle:
     """Proposes what it is told to: the right continuation, or always something else."""
 
+    name = "oracle"
     max_draft_position: int | None = None
 
     def __init__(
@@ -61,7 +64,7 @@ class Oracle:
     def stop(self, request: Request) -> None: ...
 
     def propose(self, plan: Plan) -> Drafts:
-        return Drafts(tuple(self._offer(row.request, row.max_drafts) for row in plan))
+        return Drafts.of((self._offer(row.request, row.max_drafts) for row in plan), self.name)
 
     def _offer(self, request: Request, most: int) -> tuple[int, ...]:
         if self.token is not None:
@@ -70,7 +73,7 @@ class Oracle:
         right = answer[request.num_output_tokens :][:most]
         return tuple((t + 1) % 256 for t in right) if self.wrong else tuple(right)
 
-    def observe(self, batch: Batch, verdict: Verdict) -> None:
+    def observe(self, batch: Batch, verdict: Verdict, features: Tensor | None) -> None:
         self.seen.append(verdict)
 
 

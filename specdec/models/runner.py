@@ -19,10 +19,14 @@ from specdec.models.loaded import LoadedModel
 
 
 class ModelRunner:
-    """Runs forwards of one model."""
+    """Runs forwards of one model.
+
+    features   [T, F] of the last forward, where a proposer asked for them; else None
+    """
 
     def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
         self.model = model
+        self.features: Tensor | None = None
         self.cache = KVCache(model.attention.shapes, num_blocks, block_size, dtype=model.dtype, device=model.device)
         self._compute: Callable[[ForwardBatch], Tensor] = (
             _transformers_forward(model, self.cache) if model.fast is None else _native_forward(model.fast, self.cache)

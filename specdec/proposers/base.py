@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from torch import Tensor
+
 from specdec.batch import Batch, Drafts, Plan, Verdict
 from specdec.request import Request
 
 
 class Proposer(Protocol):
     """The seam between the engine and any way of guessing."""
+
+    name: str
+    """What its offers are called in counts and metrics."""
 
     max_draft_position: int | None
     """Positions at or behind this cannot be drafted for (a draft model's own length); None: no limit."""
@@ -26,8 +31,11 @@ class Proposer(Protocol):
         """Offer at most row.max_drafts tokens for every row."""
         ...
 
-    def observe(self, batch: Batch, verdict: Verdict) -> None:
-        """Hear the verdict, before it is committed."""
+    def observe(self, batch: Batch, verdict: Verdict, features: Tensor | None) -> None:
+        """Hear the verdict, before it is committed.
+
+        features  [T, F] what the runner was asked to keep of this forward, in the batch's token order; or None
+        """
         ...
 
     def stop(self, request: Request) -> None:
@@ -38,6 +46,7 @@ class Proposer(Protocol):
 class NoDrafts:
     """Speculation off: nothing is proposed, so every verification is an ordinary decode."""
 
+    name = "none"
     max_draft_position: int | None = 0
 
     def start(self, request: Request) -> None:
@@ -47,7 +56,7 @@ class NoDrafts:
         """No offers."""
         return Drafts.empty(len(plan))
 
-    def observe(self, batch: Batch, verdict: Verdict) -> None:
+    def observe(self, batch: Batch, verdict: Verdict, features: Tensor | None) -> None:
         """Nothing to learn."""
 
     def stop(self, request: Request) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from specdec.batch import Batch, Drafts, Plan, Row, Verdict
 from specdec.block_pool import BlockPool
 from specdec.models.forward_batch import Segment
@@ -23,6 +25,8 @@ class DraftModelProposer:
     vocab_size     ids the target can verify; a padded draft vocabulary is cut to it, and ids of a padded
                    target vocabulary that the draft lacks read as id 0 (a worse guess, never a fault)
     """
+
+    name = "draft_model"
 
     def __init__(self, runner: ModelRunner, pool: BlockPool, *, vocab_size: int, max_catch_up: int) -> None:
         self.runner = runner
@@ -54,7 +58,7 @@ class DraftModelProposer:
             rows = [row for row in rows if row.max_drafts > depth]
             self._draft(rows, [[offers[row.request.request_id][-1]] for row in rows], offers)
             depth += 1
-        return Drafts(tuple(tuple(offers.get(row.request.request_id, ())) for row in plan))
+        return Drafts.of((tuple(offers.get(row.request.request_id, ())) for row in plan), self.name)
 
     def _catch_up(self, plan: Plan, offers: dict[str, list[int]]) -> list[Row]:
         """Compute known tokens the draft lacks, within the step's allowance; return rows that drafted."""
@@ -100,7 +104,7 @@ class DraftModelProposer:
         for row, token_id in zip(rows, token_ids, strict=True):
             offers[row.request.request_id].append(token_id)
 
-    def observe(self, batch: Batch, verdict: Verdict) -> None:
+    def observe(self, batch: Batch, verdict: Verdict, features: Tensor | None) -> None:
         """Roll back to what the target agreed to, and write down which slots hold it."""
         for index, row in enumerate(batch):
             request = row.request

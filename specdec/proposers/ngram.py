@@ -6,6 +6,8 @@ It knows one request's own tokens and nothing else; it needs no model and no cac
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from specdec.batch import Batch, Drafts, Plan, Row, Verdict
 from specdec.request import Request
 
@@ -48,6 +50,7 @@ def _continue(tokens: list[int], start: int, most: int) -> tuple[int, ...]:
 class NgramProposer:
     """Offers the continuation of the latest match, for any tokenizer and any target."""
 
+    name = "ngram"
     max_draft_position: int | None = None
 
     def __init__(self, shortest: int, longest: int) -> None:
@@ -60,14 +63,14 @@ class NgramProposer:
 
     def propose(self, plan: Plan) -> Drafts:
         """Look every row with room up."""
-        return Drafts(tuple(self._offer(row) if row.max_drafts else () for row in plan))
+        return Drafts.of((self._offer(row) if row.max_drafts else () for row in plan), self.name)
 
     def _offer(self, row: Row) -> tuple[int, ...]:
         index = self._indices[row.request.request_id]
         index.extend(row.request.token_ids)
         return index.lookup(row.request.token_ids, row.max_drafts)
 
-    def observe(self, batch: Batch, verdict: Verdict) -> None:
+    def observe(self, batch: Batch, verdict: Verdict, features: Tensor | None) -> None:
         """The index reads committed tokens when it is next asked."""
 
     def stop(self, request: Request) -> None:

@@ -37,6 +37,7 @@ class TableModel:
 
     def __init__(self, table: Tensor, *, eos: frozenset[int] = frozenset(), tokenizer: Any = None) -> None:
         self.table = table
+        self.features = None
         self.model = SimpleNamespace(
             vocab_size=table.shape[-1], eos_token_ids=eos, max_model_len=2**20, tokenizer=tokenizer
         )
@@ -75,6 +76,7 @@ class Digits:
 class Known:
     """Proposes the right answer of every request, told apart by its seed, or always something else."""
 
+    name = "known"
     max_draft_position: int | None = None
 
     def __init__(self, answers: dict[int, list[int]], vocab_size: int, *, wrong: bool = False) -> None:
@@ -84,10 +86,10 @@ class Known:
 
     def start(self, request: Request) -> None: ...
     def stop(self, request: Request) -> None: ...
-    def observe(self, batch: Batch, verdict: Verdict) -> None: ...
+    def observe(self, batch: Batch, verdict: Verdict, features: Tensor | None) -> None: ...
 
     def propose(self, plan: Plan) -> Drafts:
-        return Drafts(tuple(self._offer(row.request, row.max_drafts) for row in plan))
+        return Drafts.of((self._offer(row.request, row.max_drafts) for row in plan), self.name)
 
     def _offer(self, request: Request, most: int) -> tuple[int, ...]:
         right = self.answers[request.noise_seed][request.num_output_tokens :][:most]

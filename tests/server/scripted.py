@@ -53,6 +53,7 @@ class Reciter:
         self.before: Callable[[], None] = lambda: None
         self.poison: set[int] = set()
         self.model = ScriptedModel()
+        self.features = None
         self.num_forwards = 0
 
     def next_token(self, position: int) -> int:
@@ -89,7 +90,7 @@ class Prophet(NoDrafts):
 
     def propose(self, plan: Plan) -> Drafts:
         """Offer as many as there is room for."""
-        return Drafts(tuple(self._offer(row) for row in plan))
+        return Drafts.of((self._offer(row) for row in plan), self.name)
 
     def _offer(self, row: Row) -> tuple[int, ...]:
         places = range(row.end - 1, row.end - 1 + row.max_drafts)
