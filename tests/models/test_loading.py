@@ -59,6 +59,18 @@ def test_a_tied_config_with_a_head_in_the_file_loads(tmp_path: Path) -> None:
     assert _first_token(path) == expected
 
 
+def test_a_tied_pair_stored_only_under_the_name_of_the_head_fills_the_embedding_or_is_refused(tmp_path: Path) -> None:
+    path = make_toy(tmp_path / "toy", tie_word_embeddings=True)
+    expected = int(_scores(path).argmax())
+    _rewrite(path, lambda t: t.update({"lm_head.weight": t.pop("model.embed_tokens.weight")}))
+    try:
+        first = _first_token(path)
+    except specdec.ModelLoadError as error:
+        assert "embed_tokens" in str(error)
+    else:
+        assert first == expected
+
+
 def test_a_missing_tensor_is_fatal_and_named(tmp_path: Path) -> None:
     path = make_toy(tmp_path / "toy")
     _rewrite(path, lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
