@@ -76,8 +76,15 @@ def share_prompts(owed: Sequence[int], budget: int) -> list[int]:
     return granted
 
 
+JOINS_PER_PROMOTION = 8
+
+
 class Scheduler:
-    """Waiting and running requests, the token budget, preemption."""
+    """Waiting and running requests, the token budget, preemption.
+
+    After every JOINS_PER_PROMOTION requests that joined, the one that has waited longest is lifted into the
+    best class that waits, so that a steady stream of better classes starves nobody.
+    """
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
         self.config = config
@@ -85,6 +92,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # sorted by arrival
         self.running: list[Request] = []  # sorted by arrival
         self.num_preemptions = 0
+        self._joins_until_promotion = JOINS_PER_PROMOTION
         self._arrivals = itertools.count()
 
     @property
@@ -175,6 +183,7 @@ class Scheduler:
         preempted in its first step.
         """
         admitted: list[Request] = []
+        self._promote()
         for request in list(self.waiting):
             if len(admitted) >= most or len(self.running) >= self.config.max_num_seqs:
                 break
@@ -183,7 +192,19 @@ class Scheduler:
             if not self._join(request):
                 break
             admitted.append(request)
+            self._joins_until_promotion -= 1
         return admitted
+
+    def _promote(self) -> None:
+        """Lift the longest waiting request once enough others have joined."""
+        if self._joins_until_promotion > 0 or not self.waiting:
+            return
+        oldest, best = min(self.waiting, key=lambda r: r.arrival), self.waiting[0].priority
+        if oldest.priority > best:
+            self.waiting.remove(oldest)
+            oldest.priority = best
+            self._insert(self.waiting, oldest)
+        self._joins_until_promotion = JOINS_PER_PROMOTION
 
     def _waits_for_leader(self, request: Request) -> bool:
         """True while the first of n choices still computes the prompt whose blocks the others will share."""

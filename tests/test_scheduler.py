@@ -14,7 +14,7 @@ from specdec.block_pool import BlockPool
 from specdec.config import SchedulerConfig
 from specdec.request import FinishReason, Request
 from specdec.sampling_params import SamplingParams
-from specdec.scheduler import Emitted, Scheduler, share_evenly, share_prompts
+from specdec.scheduler import JOINS_PER_PROMOTION, Emitted, Scheduler, share_evenly, share_prompts
 
 
 def _scheduler(num_blocks: int = 64, block_size: int = 4, **limits: int) -> Scheduler:
@@ -258,3 +258,17 @@ def test_a_victim_that_owes_one_token_is_not_run_in_the_step_that_preempts_it() 
             assert all(any(row.request is r for r in s.running) for row in plan), seed
             _commit(s, plan, accept=4, drafts=4)
             s.check_integrity()
+
+
+def test_a_steady_stream_of_better_classes_starves_nobody() -> None:
+    s = _scheduler(max_num_seqs=1)
+    patient = _request("patient", 3, 1)
+    patient.priority = 1000
+    s.add(patient)
+    num_overtakers = 0
+    while not patient.is_finished:
+        s.add(_request(f"better-{num_overtakers}", 3, 1))
+        num_overtakers += 1
+        _commit(s, s.schedule(lambda r: 0))
+        assert num_overtakers <= JOINS_PER_PROMOTION + 1
+    assert num_overtakers > 2  # better classes do go first
