@@ -20,6 +20,7 @@ from types import TracebackType
 from specdec.engine import Engine, link_choices
 from specdec.errors import EngineDeadError, SpecdecError
 from specdec.logprobs import TokenLogprob
+from specdec.queue_delay import QueueDelay
 from specdec.request import FinishReason, Request, StopMatcher
 from specdec.sampling_params import SamplingParams
 from specdec.scheduler import Emitted
@@ -143,13 +144,15 @@ class GainStream:
 class AsyncEngine:
     """An engine on a thread of its own.
 
-    on_step   called on the event loop after every step; a fault in it is logged and forgotten
+    on_step       called on the event loop after every step; a fault in it is logged and forgotten
+    queue_delay   how long an idle engine waits for company; not at all unless told otherwise
     """
 
     def __init__(self, engine: Engine, *, on_step: Callable[[StepReport], None] | None = None) -> None:
         self.engine = engine
         self.on_step = on_step
         self.num_unfinished = 0
+        self.queue_delay = QueueDelay(0.0)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._owners: dict[str, _Owner] = {}  # the thread's own
         self._streams: set[GainStream] = set()  # the loop's own
@@ -269,6 +272,7 @@ class AsyncEngine:
         """Carry out the commands that have come in; wait for one where there is nothing else to do."""
         if not self.engine.has_work:
             self._commands.get()()
+            self._gather()
         while True:
             try:
                 command = self._commands.get_nowait()
@@ -276,7 +280,17 @@ class AsyncEngine:
                 return
             command()
 
+    def _gather(self) -> None:
+        """Wait for company as long as that is worth it."""
+        while self.engine.has_work and not self._is_closing and (left := self.queue_delay.left(time.monotonic())):
+            try:
+                self._commands.get(timeout=left)()
+            except queue.Empty:
+                break
+        self.queue_delay.note_start()
+
     def _add(self, stream: GainStream) -> None:
+        self.queue_delay.note_arrival(time.monotonic())
         for index, request in enumerate(stream.requests):
             self._owners[request.request_id] = _Owner(stream, index)
             self.engine.add(request)

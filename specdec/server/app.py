@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 from specdec import __version__
 from specdec.async_engine import AsyncEngine
 from specdec.errors import SpecdecError
+from specdec.queue_delay import QueueDelay
 from specdec.server.door import Door
 from specdec.server.errors import HTTPError, as_http_error, error_response
 from specdec.server.options import ServerOptions
@@ -35,6 +36,7 @@ def create_app(async_engine: AsyncEngine, served_model_name: str, options: Serve
     """The HTTP application of one engine; leaving its lifespan stops the engine's thread."""
     options = options or ServerOptions()
     serving = Serving(async_engine, served_model_name, options)
+    async_engine.queue_delay = QueueDelay(options.max_queue_delay_ms / 1e3)
     async_engine.on_step = serving.metrics.count_step
 
     @contextlib.asynccontextmanager

@@ -25,7 +25,7 @@ _ENGINE_FLAGS = (
 )  # fmt: skip
 _OPTION_FLAGS = (
     "max_body_bytes", "body_timeout_seconds", "max_waiting", "max_requests_per_key", "log_prompts",
-    "request_timeout_seconds", "drain_timeout_seconds",
+    "request_timeout_seconds", "drain_timeout_seconds", "max_queue_delay_ms",
 )  # fmt: skip
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
@@ -62,6 +62,7 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     add("--log-prompts", action="store_true", help="let the access log show what was asked")
     add("--request-timeout-seconds", type=float, default=default.request_timeout_seconds, help="0 sets no limit")
     add("--drain-timeout-seconds", type=float, default=default.drain_timeout_seconds, help="time to end after SIGTERM")
+    add("--max-queue-delay-ms", type=float, default=default.max_queue_delay_ms, help="wait for company when idle")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info", help="least level that is logged")
 
 

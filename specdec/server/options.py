@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from specdec.errors import InvalidRequestError
 
+MAX_QUEUE_DELAY_MS = 1000.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
@@ -24,6 +26,7 @@ class ServerOptions:
     log_prompts               the access log shows what was asked
     request_timeout_seconds   longest life of a request; 0: no limit
     drain_timeout_seconds     how long running requests may go on once the server is told to stop
+    max_queue_delay_ms        longest an idle engine waits for more requests before it starts; 0: it never waits
     keep_alive_seconds        silence in a stream after which a comment is sent
     """
 
@@ -36,6 +39,7 @@ class ServerOptions:
     log_prompts: bool = False
     request_timeout_seconds: float = 0.0
     drain_timeout_seconds: float = 30.0
+    max_queue_delay_ms: float = 0.0
     keep_alive_seconds: float = 15.0
 
     def __post_init__(self) -> None:
@@ -49,6 +53,11 @@ class ServerOptions:
             raise InvalidRequestError(
                 f"max_requests_per_key is {self.max_requests_per_key}; it must be 0 (no limit) or more",
                 param="max_requests_per_key",
+            )
+        if not 0 <= self.max_queue_delay_ms <= MAX_QUEUE_DELAY_MS:
+            raise InvalidRequestError(
+                f"max_queue_delay_ms is {self.max_queue_delay_ms}; it must be from 0 to {MAX_QUEUE_DELAY_MS:g}",
+                param="max_queue_delay_ms",
             )
         for name in ("body_timeout_seconds", "request_timeout_seconds", "drain_timeout_seconds", "keep_alive_seconds"):
             value = getattr(self, name)
