@@ -36,12 +36,20 @@ class Tokenizer:
         return text
 
     @property
+    def chat_template(self) -> str:
+        """The template that turns messages into a prompt; of several, the one for tools counts as well; "" without."""
+        template = getattr(self.inner, "chat_template", None)
+        return "\n".join(template.values()) if isinstance(template, dict) else template or ""
+
+    @property
     def has_chat_template(self) -> bool:
         """True where messages can be turned into a prompt."""
-        return bool(getattr(self.inner, "chat_template", None))
+        return bool(self.chat_template)
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[dict[str, Any]], *, tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn.
+
+        tools   functions in OpenAI's form, for a template that can tell of them
 
         The template writes every special token itself, so none is added (no second BOS).
         """
@@ -55,7 +63,9 @@ class Tokenizer:
             if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
                 raise InvalidRequestError(f"messages holds {message!r}; it needs role and content", param="messages")
         try:
-            text: str = self.inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text: str = self.inner.apply_chat_template(
+                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+            )
         except Exception as error:  # templates raise what they like on roles they do not know
             raise InvalidRequestError(f"messages do not fit the chat template: {error}", param="messages") from error
         return self.encode(text, add_special_tokens=False)

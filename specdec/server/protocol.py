@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from specdec.errors import InvalidRequestError
 from specdec.sampling_params import MAX_LOGPROBS, SamplingParams
+from specdec.server.tools import Tools, read_calls, read_tools
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -167,8 +168,6 @@ class ChatBody(GenerationBody):
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "response_format": ({"type": "text"},),
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -183,6 +182,7 @@ class ChatBody(GenerationBody):
     response_format: Any = None
     tools: Any = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -190,6 +190,22 @@ class ChatBody(GenerationBody):
 
     def special_params(self) -> dict[str, Any]:
         """A chat answer may be as long as fits; the newer of the two names of its limit wins."""
+        return self._limits() | self._demanded_call()
+
+    def read_tools(self) -> Tools | None:
+        """The functions that may be called."""
+        return read_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    def _demanded_call(self) -> dict[str, Any]:
+        tools = self.read_tools()
+        schema = tools.schema() if tools is not None else None
+        if schema is None:
+            return {}
+        if self.response_format not in (None, {"type": "text"}):
+            raise InvalidRequestError("tool_choice demands a call and response_format is given", param="tool_choice")
+        return {"structured_outputs": {"json": schema}}
+
+    def _limits(self) -> dict[str, Any]:
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         if self.top_logprobs is not None and self.top_logprobs > 0 and not self.logprobs:
             raise InvalidRequestError("top_logprobs is given; it needs logprobs=true", param="top_logprobs")
@@ -270,9 +286,17 @@ def _message(where: str, message: object) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequestError(f"{where}.role is {_short(role)}; it must be a role's name", param="messages")
-    if message.get("tool_calls") or message.get("function_call"):
-        raise InvalidRequestError(f"{where} holds tool calls; tools are not supported yet", param="messages")
-    return {"role": "system" if role == "developer" else role, "content": _content(where, message.get("content"))}
+    if message.get("function_call"):
+        raise InvalidRequestError(f"{where}.function_call is not supported; tool_calls is", param="messages")
+    content, calls = message.get("content"), message.get("tool_calls")
+    read: dict[str, Any] = {"role": "system" if role == "developer" else role}
+    if calls and role == "assistant":
+        return read | {
+            "content": "" if content is None else _content(where, content),
+            "tool_calls": read_calls(where, calls),
+        }
+    read["content"] = _content(where, content)
+    return read | ({"tool_call_id": message["tool_call_id"]} if role == "tool" and "tool_call_id" in message else {})
 
 
 def _content(where: str, content: object) -> str:

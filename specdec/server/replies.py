@@ -17,6 +17,8 @@ from specdec.server.generation import Delta, Generation, Piece
 from specdec.server.logprob_shapes import chat_logprobs, completion_logprobs
 from specdec.server.protocol import GenerationBody
 from specdec.server.token_text import TokenText
+from specdec.server.tool_calls import ToolCall, ToolCallReader
+from specdec.server.tools import Tools
 
 Json = dict[str, Any]
 
@@ -126,15 +128,20 @@ class Replies:
     """Writes the replies of one HTTP request.
 
     words   given where log-probabilities were asked for
+    tools   given where an answer may call them (a chat)
     """
 
-    def __init__(self, shape: Shape, model: str, extras: Extras, words: TokenText | None = None) -> None:
+    def __init__(
+        self, shape: Shape, model: str, extras: Extras, words: TokenText | None = None, tools: Tools | None = None
+    ) -> None:
         self.id = f"{shape.id_prefix}{uuid.uuid4().hex}"
         self._shape = shape
         self._model = model
         self._asked = extras
         self._words = words
         self._created = int(time.time())
+        self._tools = tools
+        self._readers: dict[int, ToolCallReader] = {}
 
     def _head(self, kind: str) -> Json:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
@@ -149,12 +156,28 @@ class Replies:
             pieces[delta.index] += delta.pieces
             reasons[delta.index] = delta.finish_reason
         reply = self._head(self._shape.whole_object)
-        reply["choices"] = [
-            self._shape.whole_choice(i, "".join(piece.text for piece in own), reasons[i]) | self._extras(own)
-            for i, own in enumerate(pieces)
-        ]
+        reply["choices"] = [self._whole_choice(i, own, reasons[i]) for i, own in enumerate(pieces)]
         reply["usage"] = usage(generation)
         return reply | self.metrics(generation)
+
+    def _whole_choice(self, index: int, pieces: Sequence[Piece], reason: str | None) -> Json:
+        text, calls = self._read(index, "".join(piece.text for piece in pieces), is_last=True)
+        choice = self._shape.whole_choice(index, text, self._reason(index, reason)) | self._extras(pieces)
+        if calls:
+            choice["message"] |= {"content": text or None, "tool_calls": tool_calls(calls)}
+        return choice
+
+    def _read(self, index: int, text: str, *, is_last: bool) -> tuple[str, list[ToolCall]]:
+        """New text of a choice as what is said and what is called."""
+        if self._tools is None:
+            return text, []
+        if index not in self._readers:
+            self._readers[index] = ToolCallReader(self._tools)
+        return self._readers[index].push(text, is_last=is_last)
+
+    def _reason(self, index: int, reason: str | None) -> str | None:
+        reader = self._readers.get(index)
+        return "tool_calls" if reader is not None and reader.num_calls and reason == "stop" else reason
 
     def _extras(self, pieces: Sequence[Piece]) -> Json:
         extras: Json = {}
@@ -182,13 +205,21 @@ class Replies:
     def chunks(self, generation: Generation, delta: Delta) -> list[Json]:
         """The chunks of one step of one choice: its text, then its end, if it ends."""
         made = []
-        text, extras = delta.text, self._extras(delta.pieces)
+        is_last = delta.finish_reason is not None
+        first_call = self._readers[delta.index].num_calls if delta.index in self._readers else 0
+        text, calls = self._read(delta.index, delta.text, is_last=is_last)
+        extras = self._extras(delta.pieces)
         if text or (extras and delta.pieces):
             if self._asked.token_sources:
                 extras |= {"num_draft_tokens": delta.num_drafted, "num_accepted_draft_tokens": delta.num_accepted}
             made.append(self._chunk(generation, self._shape.chunk_choice(delta.index, text, None) | extras))
-        if delta.finish_reason is not None:
-            made.append(self._chunk(generation, self._shape.chunk_choice(delta.index, "", delta.finish_reason)))
+        if calls:
+            choice = self._shape.chunk_choice(delta.index, "", None)
+            choice["delta"] = {"tool_calls": tool_calls(calls, first_call)}
+            made.append(self._chunk(generation, choice))
+        if is_last:
+            reason = self._reason(delta.index, delta.finish_reason)
+            made.append(self._chunk(generation, self._shape.chunk_choice(delta.index, "", reason)))
         return made
 
     def closing(self, generation: Generation) -> list[Json]:
@@ -204,6 +235,15 @@ class Replies:
         if self._asked.usage:
             chunk["usage"] = usage(generation) if self._asked.usage_in_chunks else None
         return chunk
+
+
+def tool_calls(calls: Sequence[ToolCall], first: int | None = None) -> list[Json]:
+    """Calls in OpenAI's form; in a stream each says which call of the answer it is, counted from `first`."""
+    return [
+        ({} if first is None else {"index": first + i})
+        | {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for i, call in enumerate(calls)
+    ]
 
 
 def usage(generation: Generation) -> Json:

@@ -29,6 +29,7 @@ from specdec.server.protocol import ChatBody, CompletionBody, GenerationBody, re
 from specdec.server.replies import ChatShape, CompletionShape, Extras, Replies, Shape
 from specdec.server.streaming import DONE, EventStream, event, watch_client
 from specdec.server.token_text import TokenText
+from specdec.server.tools import Tools, check_template, in_words, knows_calls
 from specdec.tokenizer import Tokenizer
 
 logger = logging.getLogger("specdec.server")
@@ -85,13 +86,14 @@ class Serving:
         self._check(body)
         params = body.sampling_params()
         self.admission.check_room(params.n, request.state.key)
-        prompt = await self.encode_chat(read_messages(body.messages))
+        tools = body.read_tools()
+        prompt = await self.encode_chat(read_messages(body.messages), tools)
         try:
             choices = make_choices(self.engine, self.tokenizer, [prompt], params, cache_salt=body.cache_salt)
         except InvalidRequestError as error:
             error.param = "messages" if error.param == "prompt" else error.param
             raise
-        return await self._answer(request, body, self._start(request, choices, arrived_at), ChatShape())
+        return await self._answer(request, body, self._start(request, choices, arrived_at), ChatShape(), tools)
 
     # ------------------------------------------------------------------ the way in
 
@@ -149,12 +151,19 @@ class Serving:
         tokenizer = cast("Tokenizer", self.tokenizer)
         return await self.offload(sum(map(len, texts)), encode_all)
 
-    async def encode_chat(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """Token ids of a conversation."""
+    async def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Tools | None = None) -> list[int]:
+        """Token ids of a conversation; tools are told as the model's template does, or in our words."""
         if self.tokenizer is None:
             raise InvalidRequestError("the target has no tokenizer; use completions with token ids", param="messages")
-        size = sum(len(message["content"]) for message in messages)
-        return await self.offload(size, functools.partial(self.tokenizer.encode_chat, messages))
+        if tools is not None and check_template(self.tokenizer.chat_template):
+            size = len(str(tools.definitions))
+            encode = functools.partial(self.tokenizer.encode_chat, messages, tools=tools.definitions)
+        else:
+            if tools is not None or not knows_calls(self.tokenizer.chat_template):
+                messages = in_words(messages, tools)
+            size = 0
+            encode = functools.partial(self.tokenizer.encode_chat, messages)
+        return await self.offload(size + sum(len(message["content"]) for message in messages), encode)
 
     async def offload(self, size: int, work: Callable[[], T]) -> T:
         """Do text work of `size` characters or tokens: large work beside the event loop, so that it goes on."""
@@ -164,9 +173,16 @@ class Serving:
 
     # ------------------------------------------------------------------ the way out
 
-    async def _answer(self, request: Request, body: GenerationBody, running: Generation, shape: Shape) -> Response:
+    async def _answer(
+        self,
+        request: Request,
+        body: GenerationBody,
+        running: Generation,
+        shape: Shape,
+        tools: Tools | None = None,
+    ) -> Response:
         asks_logprobs = running.choices[0].request.params.logprobs is not None
-        replies = Replies(shape, self.name, Extras.of(body), self._words if asks_logprobs else None)
+        replies = Replies(shape, self.name, Extras.of(body), self._words if asks_logprobs else None, tools)
         if body.stream:
             events = self._events(running, replies)
             return EventStream(events, running.close, keep_alive_seconds=self.options.keep_alive_seconds)
