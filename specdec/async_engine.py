@@ -41,6 +41,7 @@ class Gain:
     joined_at      when the request's first step began, on time.monotonic()
     at             when this step ended
     logprobs       one a token, where they were asked for
+    source         name of the proposer the drafts came from; "" without drafts
     """
 
     index: int
@@ -52,6 +53,7 @@ class Gain:
     joined_at: float = 0.0
     at: float = 0.0
     logprobs: tuple[TokenLogprob, ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,4 +346,5 @@ def _gain(one: Emitted, owner: _Owner, now: float) -> Gain:
         joined_at=owner.joined_at or now,
         at=now,
         logprobs=one.logprobs,
+        source=one.source,
     )

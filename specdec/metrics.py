@@ -15,7 +15,8 @@ from collections import Counter as Tally
 from collections.abc import Callable
 from typing import ParamSpec
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from specdec.async_engine import StepReport
 from specdec.engine import Engine
@@ -24,6 +25,7 @@ logger = logging.getLogger("specdec")
 P = ParamSpec("P")
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
@@ -70,6 +72,13 @@ class Metrics:
             "Accepted drafts by their place in the run, from 0",
             ("position",),
         )
+        self.num_drafted_by = self._counter(
+            "spec_decode_num_draft_tokens_by_proposer", "Drafts that were judged, by who proposed them", ("proposer",)
+        )
+        self.num_accepted_by = self._counter(
+            "spec_decode_num_accepted_tokens_by_proposer", "Drafts that were judged right, by proposer", ("proposer",)
+        )
+        self.draft_length = self._histogram("spec_decode_draft_length", "Drafts of a row that decodes", _LENGTHS)
 
     def _add_cache_and_queues(self) -> None:
         self.num_running = self._gauge("num_requests_running", "Requests that take part in steps")
@@ -78,6 +87,11 @@ class Metrics:
         self.num_preemptions = self._counter("num_preemptions", "Requests sent back to wait for want of blocks")
         self.num_queried = self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.num_hits = self._counter("prefix_cache_hits", "Prompt tokens found there")
+        ProcessCollector(namespace="specdec", registry=self.registry)
+        self._device = torch.device(getattr(self._engine.target.model, "device", "cpu"))
+        if self._device.type == "cuda":
+            self.memory_used = self._gauge("device_memory_used_bytes", "Memory of the device in use, by anyone")
+            self.utilization = self._gauge("device_utilization_perc", "Share of time the device computed, 0 to 1")
 
     def _add_requests(self) -> None:
         self.num_prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts, cached ones included")
@@ -108,6 +122,11 @@ class Metrics:
         places = Tally(place for gain in drafted for place in range(gain.num_accepted))
         for place, count in places.items():
             self.num_accepted_per_pos.labels(place).inc(count)
+        for gain in drafted:
+            self.num_drafted_by.labels(gain.source).inc(gain.num_drafted)
+            self.num_accepted_by.labels(gain.source).inc(gain.num_accepted)
+        for gain in report.gains:
+            self.draft_length.observe(gain.num_drafted)
 
     @harmless
     def count_first_token(self, queue_seconds: float, seconds: float) -> None:
@@ -138,6 +157,10 @@ class Metrics:
         self._catch_up(self.num_preemptions, "preemptions", scheduler.num_preemptions)
         self._catch_up(self.num_queried, "queried", pool.num_queried_tokens)
         self._catch_up(self.num_hits, "hits", pool.num_hit_tokens)
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            self.memory_used.set(total - free)
+            self.utilization.set(torch.cuda.utilization(self._device) / 100)
 
     def _catch_up(self, counter: Counter, name: str, total: int) -> None:
         counter.inc(total - self._seen[name])

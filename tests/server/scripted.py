@@ -82,6 +82,8 @@ class Reciter:
 class Prophet(NoDrafts):
     """Drafts what the reciter will say, and every `wrong_every`-th draft something else."""
 
+    name = "prophet"
+
     max_draft_position = None
 
     def __init__(self, reciter: Reciter, wrong_every: int = 0) -> None:

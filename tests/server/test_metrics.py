@@ -19,7 +19,7 @@ NAMES = [
     *("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total"),
     *("time_to_first_token_seconds_count", "inter_token_latency_seconds_count", "e2e_request_latency_seconds_count"),
     *("request_queue_time_seconds_count", "request_success_total", "iteration_tokens_total_count"),
-    "iteration_rows_count",
+    *("iteration_rows_count", "spec_decode_draft_length_count", "specdec_process_resident_memory_bytes"),
 ]
 
 
@@ -43,7 +43,8 @@ def test_a_fresh_server_shows_every_name_and_no_nan() -> None:
     values = scrape(scripted_engine())
     for name in NAMES:
         assert any(key.startswith(name) for key in values), name
-    assert {value for key, value in values.items() if "_created" not in key} == {0.0}
+    counted = [value for key, value in values.items() if "_created" not in key and "process_" not in key]
+    assert set(counted) == {0.0}
 
 
 def test_tokens_and_ends_are_counted() -> None:
@@ -64,6 +65,9 @@ def test_a_draft_that_is_always_right_is_accepted_always() -> None:
     assert values["spec_decode_num_drafts_total"] == 2
     assert values["spec_decode_num_draft_tokens_total"] == values["spec_decode_num_accepted_tokens_total"] == 8
     assert [values[f"spec_decode_num_accepted_tokens_per_pos_total{{{j}}}"] for j in range(4)] == [2] * 4
+    assert values["spec_decode_num_draft_tokens_by_proposer_total{prophet}"] == 8
+    assert values["spec_decode_num_accepted_tokens_by_proposer_total{prophet}"] == 8
+    assert values["spec_decode_draft_length_count"] == 3 and values["spec_decode_draft_length_sum"] == 8
 
 
 def test_a_draft_that_is_always_wrong_is_never_accepted() -> None:
