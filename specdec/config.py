@@ -139,7 +139,7 @@ class SpeculativeConfig:
     def from_dict(cls, values: dict[str, Any]) -> SpeculativeConfig:
         """Build from JSON; an unknown key is an error that lists the known ones."""
         known = {f.name for f in fields(cls)}
-        unknown = sorted(set(values) - known)
+        unknown = sorted(map(str, set(values) - known))
         if unknown:
             raise InvalidRequestError(
                 f"speculative config has unknown keys {', '.join(unknown)}; known are {', '.join(sorted(known))}",
@@ -158,3 +158,6 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_range("seed", self.seed, -(2**63), 2**63 - 1)

@@ -6,8 +6,9 @@ It knows text, prompts and choices; the engine knows the rest.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ Prompt = str | Sequence[int]
 
 
 def engine_config(
-    target: str = "smollm2-135m",
-    draft: str | None = "auto",
-    speculative: SpeculativeConfig | None = None,
+    target: str | os.PathLike[str] = "smollm2-135m",
+    draft: str | os.PathLike[str] | None = "auto",
+    speculative: SpeculativeConfig | Mapping[str, Any] | None = None,
     *,
     dtype: str = "auto",
     device: str = "auto",
@@ -47,7 +48,9 @@ def engine_config(
     seed: int = 0,
 ) -> EngineConfig:
     """Compose an EngineConfig from flat options; the flags of the server are these names."""
-    resolved = resolve_draft(draft, speculative or SpeculativeConfig())
+    target = os.fspath(target) if isinstance(target, os.PathLike) else target
+    draft = os.fspath(draft) if isinstance(draft, os.PathLike) else draft
+    resolved = resolve_draft(draft, _speculative_config(speculative))
     if draft_device is not None and draft_device != device:
         raise InvalidRequestError(
             f"draft_device is {draft_device!r}; the draft shares the target's blocks and must be on {device!r}",
@@ -72,6 +75,18 @@ def engine_config(
     )
 
 
+def _speculative_config(value: SpeculativeConfig | Mapping[str, Any] | None) -> SpeculativeConfig:
+    if value is None:
+        return SpeculativeConfig()
+    if isinstance(value, SpeculativeConfig):
+        return value
+    if isinstance(value, Mapping):
+        return SpeculativeConfig.from_dict(dict(value))
+    raise InvalidRequestError(
+        f"speculative is {value!r}; it must be a SpeculativeConfig or its fields as a dict", param="speculative"
+    )
+
+
 @dataclass(slots=True)
 class _Sequence:
     """One choice of one prompt while it runs."""
@@ -87,7 +102,12 @@ class LLM:
     The options are those of `engine_config`.
     """
 
-    def __init__(self, target: str = "smollm2-135m", draft: str | None = "auto", **options: Any) -> None:
+    def __init__(
+        self,
+        target: str | os.PathLike[str] = "smollm2-135m",
+        draft: str | os.PathLike[str] | None = "auto",
+        **options: Any,
+    ) -> None:
         self.engine: Engine = build(engine_config(target, draft, **options))
         inner = self.engine.target.model.tokenizer
         self.tokenizer = Tokenizer(inner) if inner is not None else None

@@ -1,0 +1,42 @@
+"""Options of an engine: what may be said in more than one way, and what is refused by name before a model loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import specdec
+from specdec.llm import engine_config
+
+
+def test_paths_and_dicts_are_taken() -> None:
+    config = engine_config(Path("a") / "b", Path("c"), {"num_speculative_tokens": 3, "adaptive": False})
+    assert config.target.model == "a/b" and config.speculative.draft == "c"
+    assert config.speculative.num_speculative_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "param, options",
+    [
+        ("speculative", {"speculative": 5}),
+        ("speculative", {"speculative": "ngram"}),
+        ("flux", {"speculative": {"flux": 1}}),
+        ("seed", {"seed": [1]}),
+        ("seed", {"seed": 2**64}),
+        ("model", {"target": 7}),
+        ("model", {"target": ""}),
+        ("device", {"device": 0}),
+        ("dtype", {"dtype": None}),
+        ("block_size", {"block_size": 16.0}),
+        ("max_num_seqs", {"max_num_seqs": True}),
+        ("num_kv_blocks", {"num_kv_blocks": 0}),
+        ("kv_cache_memory", {"kv_cache_memory": -1}),
+        ("gpu_memory_utilization", {"gpu_memory_utilization": float("nan")}),
+    ],
+)
+def test_a_bad_option_is_refused_by_name(param: str, options: dict[str, Any]) -> None:
+    with pytest.raises(specdec.InvalidRequestError) as refused:
+        engine_config(**options)
+    assert refused.value.param == param and str(refused.value)
