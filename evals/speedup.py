@@ -39,7 +39,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--concurrency", type=numbers, default=[1, 8])
     add("--k", type=numbers, default=[2, 4], help="draft lengths")
     add("--methods", type=words, default=None, help="of " + ",".join(METHODS) + "; plain is always measured")
-    add("--baselines", type=words, default=[], help="of " + ",".join(baselines.NAMES) + "; at concurrency 1")
+    add(
+        "--baselines",
+        type=words,
+        default=[],
+        help="of " + ",".join(baselines.NAMES) + "; all but batching at concurrency 1",
+    )
     add("--peer", action="append", default=[], metavar="NAME=URL", help="an OpenAI-compatible server; may be repeated")
     add("--temperature", type=float, default=0.0)
     add("--dtype", default="auto")

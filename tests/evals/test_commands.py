@@ -31,6 +31,16 @@ def test_speedup(toy: str, toy_draft: str, tmp_path: Path, capsys: pytest.Captur
     assert printed.count("equal") >= 6 and "DIFFERS" not in printed
 
 
+def test_transformers_own_ways_say_the_same(toy: str, toy_draft: str, tmp_path: Path) -> None:
+    out = tmp_path / "speedup.jsonl"
+    ways = "transformers,assisted,lookup,batching"
+    arguments = [*speedup_arguments(toy, out), "--repeats", "1", "--methods", "plain", "--draft", toy_draft]
+    assert speedup.main([*arguments, "--baselines", ways]) == 0
+    served = {(record["system"], record["concurrency"]) for record in results.read(out)}
+    alone = {"plain", "transformers", "transformers assisted", "transformers lookup", "transformers batching"}
+    assert served == {(name, 1) for name in alone} | {("plain", 2), ("transformers batching", 2)}
+
+
 def test_resume_measures_only_what_is_missing(toy: str, tmp_path: Path) -> None:
     out = tmp_path / "speedup.jsonl"
     arguments = speedup_arguments(toy, out)
