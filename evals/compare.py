@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from evals import memory
 from evals.equality import Judge
 from evals.load import Job, Outcome, System
 from evals.runs import PLAIN, Run, stats_of, times_of
@@ -75,6 +76,7 @@ class Comparison:
 
     def _run(self, system: System, workload: str, jobs: Sequence[Job], concurrency: int, repeat: int) -> None:
         before, steps_before = system.work()
+        memory.forget_peak()
         outcomes = system.run(jobs, concurrency)
         after, steps_after = system.work()
         times = times_of(outcomes)
@@ -87,6 +89,7 @@ class Comparison:
             stats=stats_of(outcomes),
             stages={stage: after[stage] - before[stage] for stage in after},
             num_steps=steps_after - steps_before,
+            peak_bytes=None if any(o.text is not None for o in outcomes) else memory.peak_bytes(),
             dtype=self.dtype,
             **self._judgement(jobs, reference, outcomes),
             **times,

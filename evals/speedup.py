@@ -79,11 +79,10 @@ def main(argv: Sequence[str]) -> int:
     """Measure, save, print; 0 where all texts are equal, 130 after Ctrl-C."""
     args = parse(argv)
     try:
-        prompts = read_workloads(args)
+        llms, jobs = build(args, read_workloads(args))
     except (OSError, ValueError) as error:
         print(f"evals.speedup: {error}", file=sys.stderr)
         return 2
-    llms, jobs = build(args, prompts)
     comparison, path = prepare(args, argv, llms)
     is_interrupted = False
     try:
@@ -127,11 +126,23 @@ def build(
     for method in tqdm(methods, desc="loading", unit="engine", disable=None):
         llms[method] = load(setup, method, longest)
     for name, own in prompts.items():
-        encoded[name] = [
+        jobs = [
             Job(p, encode(llms["plain"], p), args.max_tokens, args.temperature, args.seed + i)
             for i, p in enumerate(own)
         ]
+        encoded[name] = fitting(name, jobs, llms["plain"].engine.max_model_len)
     return llms, encoded
+
+
+def fitting(name: str, jobs: Sequence[Job], max_model_len: int) -> list[Job]:
+    """The jobs whose prompt and answer fit the model; the others are left out of every system, and counted aloud."""
+    kept = [job for job in jobs if len(job.token_ids) + job.max_tokens <= max_model_len]
+    if len(kept) < len(jobs):
+        left_out = len(jobs) - len(kept)
+        print(f"{name}: {left_out} of {len(jobs)} prompts do not fit {max_model_len} tokens", file=sys.stderr)
+    if not kept:
+        raise ValueError(f"no prompt of {name} fits {max_model_len} tokens with --max-tokens {jobs[0].max_tokens}")
+    return kept
 
 
 def prepare(args: argparse.Namespace, argv: Sequence[str], llms: dict[str, LLM]) -> tuple[Comparison, Path]:

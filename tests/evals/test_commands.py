@@ -65,6 +65,32 @@ def test_too_many_prompts_end_the_command(toy: str, capsys: pytest.CaptureFixtur
     assert "num_prompts is 99" in capsys.readouterr().err
 
 
+def test_prompts_that_do_not_fit_are_left_out_aloud(
+    toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "own.jsonl"
+    prompts.write_text('{"prompt": "short"}\n' + json.dumps({"prompt": "long " * 2000}) + "\n")
+    arguments = [
+        "--target",
+        toy,
+        "--prompts",
+        str(prompts),
+        "--methods",
+        "plain",
+        "--repeats",
+        "1",
+        "--dtype",
+        "float64",
+    ]
+    arguments += ["--concurrency", "1", "--max-tokens", "4", "--out", str(tmp_path / "out.jsonl")]
+    assert speedup.main(arguments) == 0
+    assert "own: 1 of 2 prompts do not fit" in capsys.readouterr().err
+    [record] = results.read(tmp_path / "out.jsonl")
+    assert len(record["outputs"]) == 1 and record["peak_bytes"] > 2**20
+    prompts.write_text(json.dumps({"prompt": "long " * 2000}))
+    assert speedup.main(arguments) == 2
+
+
 def test_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "overhead.jsonl"
     assert overhead.main(["--rows", "1,3", "--steps", "20", "--out", str(out)]) == 0
