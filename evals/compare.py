@@ -57,16 +57,23 @@ class Comparison:
         """Those that can hold so many requests in flight."""
         return [s for s in self.systems if s.max_concurrency is None or concurrency <= s.max_concurrency]
 
-    def measure(self, workload: str, jobs: Sequence[Job], concurrency: int, repeats: int, bar: tqdm[Any]) -> None:
-        """Run every system `repeats` times on one workload, in an order that rotates from repeat to repeat.
+    def measure(
+        self,
+        workload: str,
+        jobs: Sequence[Job],
+        concurrency: int,
+        repeats: range,
+        bar: tqdm[Any],
+    ) -> None:
+        """Run every system on one workload, these repeats, in an order that rotates from one to the next.
 
         Neighbours in time then meet the same machine, and no system always comes first.
         """
         systems = self.systems_at(concurrency)
         for system in systems:
-            if any((workload, concurrency, system.label, repeat) not in self._done for repeat in range(repeats)):
+            if any((workload, concurrency, system.label, repeat) not in self._done for repeat in repeats):
                 system.run(warm_up_jobs(jobs, concurrency), concurrency)
-        for repeat in range(repeats):
+        for repeat in repeats:
             shift = repeat % len(systems) if workload in self._references else 0
             for system in systems[shift:] + systems[:shift]:
                 if (workload, concurrency, system.label, repeat) not in self._done:
@@ -95,6 +102,7 @@ class Comparison:
             **times,
         )
         self.runs.append(run)
+        self._done.add(run.key)
         self.save(run)
 
     def _judgement(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--temperature", type=float, default=0.0)
     add("--dtype", default="auto")
     add("--repeats", type=int, default=3)
+    add("--minutes", type=float, help="repeat everything while this time lasts, twice at least, instead of --repeats")
     add("--seed", type=int, default=0)
     add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     add("--resume", type=Path, help="file of an interrupted run; what it holds with these settings is kept")
@@ -192,11 +194,29 @@ def all_systems(args: argparse.Namespace, llms: dict[str, LLM]) -> list[System]:
 
 def measure(args: argparse.Namespace, jobs: dict[str, list[Job]], comparison: Comparison) -> None:
     """Every workload at every concurrency."""
+    if args.minutes is not None:
+        measure_for(args, jobs, comparison)
+        return
     total = len(jobs) * args.repeats * sum(len(comparison.systems_at(c)) for c in args.concurrency)
     with tqdm(total=total, desc="measuring", unit="run", disable=None) as bar:
         for name, own in jobs.items():
             for concurrency in args.concurrency:
-                comparison.measure(name, own, concurrency, args.repeats, bar)
+                comparison.measure(name, own, concurrency, range(args.repeats), bar)
+
+
+def measure_for(args: argparse.Namespace, jobs: dict[str, list[Job]], comparison: Comparison) -> None:
+    """Repeat everything while the next repetition, as long as the longest so far, still fits the time."""
+    began, repeats, longest = time.monotonic(), 0, 0.0
+    per_repeat = len(jobs) * sum(len(comparison.systems_at(c)) for c in args.concurrency)
+    with tqdm(desc="measuring", unit="run", disable=None, total=2 * per_repeat) as bar:
+        while repeats < 2 or time.monotonic() - began + longest < 60 * args.minutes:
+            repeats += 1
+            bar.total = max(2, repeats) * per_repeat
+            before = time.monotonic()
+            for name, own in jobs.items():
+                for concurrency in args.concurrency:
+                    comparison.measure(name, own, concurrency, range(repeats - 1, repeats), bar)
+            longest = max(longest, time.monotonic() - before)
 
 
 if __name__ == "__main__":

@@ -120,6 +120,20 @@ def test_report(toy: str, tmp_path: Path) -> None:
     assert all((directory / f"{name}.{form}").stat().st_size for name in report.PLOTS for form in report.FORMATS)
 
 
+def test_a_time_limit_repeats_everything_twice_at_least_and_the_readme_tells_it(toy: str, tmp_path: Path) -> None:
+    out, readme = tmp_path / "speedup.jsonl", tmp_path / "README.md"
+    assert speedup.main([*speedup_arguments(toy, out), "--concurrency", "2", "--minutes", "0.0001"]) == 0
+    runs = [(record["repeat"], record["system"]) for record in results.read(out)]
+    assert sorted(runs) == [(repeat, system) for repeat in (0, 1) for system in ("ngram k=2", "plain")]
+    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    assert report.main([str(out), "--out", str(tmp_path / "report"), "--readme", str(readme)]) == 0
+    text = readme.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "| math | 2 | plain |" in text and "(report/speedup.svg)" in text
+    with pytest.raises(ValueError, match="one part between"):
+        report.into_readme("nothing", next(iter(results.read(out))), [], [])
+
+
 def test_report_refuses_to_mix_settings(tmp_path: Path, toy: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Negative control: two maximal lengths in one table would be a lie."""
     out = tmp_path / "mixed.jsonl"
