@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from specdec import kv_cache
 from specdec.block_pool import BlockPool
-from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
+from specdec.config import METHODS, EngineConfig, ModelConfig, SpeculativeConfig
 from specdec.controller import FixedLength
 from specdec.engine import Engine
 from specdec.errors import InvalidRequestError, ModelLoadError
@@ -19,34 +19,49 @@ from specdec.models.loaded import LoadedModel
 from specdec.models.loader import load
 from specdec.models.runner import ModelRunner
 from specdec.proposers import DEFAULT_NUM_SPECULATIVE_TOKENS, build_proposer
+from specdec.proposers.shipped import shipped_draft
 from specdec.scheduler import Scheduler
 from specdec.tokenizer import first_difference
 
 logger = logging.getLogger("specdec")
 
 
-def resolve_draft(draft: str | None, speculative: SpeculativeConfig) -> SpeculativeConfig:
+def resolve_draft(draft: str | None, speculative: SpeculativeConfig, target: str = "") -> SpeculativeConfig:
     """Turn `draft` and `method` into one method.
 
-    draft   None, "ngram", "auto" (n-gram lookup, until a draft ships) or a model of the same tokenizer
+    draft    None, "ngram", "suffix", "hybrid" (both), a model of the same tokenizer, or "auto": the draft
+             that ships for the target together with both, or just both where none ships
+    target   as it was named; drafts that ship are found by it
     """
     if speculative.method != "auto":
-        if draft not in (None, "auto", speculative.method, speculative.draft):
-            raise InvalidRequestError(
-                f"draft is {draft!r} but the speculative config says method {speculative.method!r} and draft "
-                f"{speculative.draft!r}; say it once",
-                param="draft",
-            )
-        return speculative
-    if draft == "suffix":
-        raise InvalidRequestError("draft 'suffix' is not supported yet; 'ngram' is", param="draft")
+        return _say_once(draft, speculative)
     if speculative.draft is not None and draft in (None, "auto"):
         draft = speculative.draft
     if speculative.num_speculative_tokens == 0 or draft is None:
         return replace(speculative, method="none", draft=None)
-    if draft in ("auto", "ngram"):
+    if draft == "auto":
+        shipped = shipped_draft(target)
+        return replace(speculative, method="hybrid", draft=None if shipped is None else str(shipped))
+    if draft == "ngram":
         return replace(speculative, method="ngram", draft=None)
+    if draft == "suffix":
+        return replace(speculative, method="suffix", draft=None)
+    if draft == "hybrid":
+        return replace(speculative, method="hybrid", draft=None)
     return replace(speculative, method="draft_model", draft=draft)
+
+
+def _say_once(draft: str | None, speculative: SpeculativeConfig) -> SpeculativeConfig:
+    """A method that was named: `draft` may repeat it, or name the model a hybrid shall use."""
+    if draft in (None, "auto", speculative.method, speculative.draft):
+        return speculative
+    if speculative.method == "hybrid" and speculative.draft is None and draft not in METHODS:
+        return replace(speculative, draft=draft)
+    raise InvalidRequestError(
+        f"draft is {draft!r} but the speculative config says method {speculative.method!r} and draft "
+        f"{speculative.draft!r}; say it once",
+        param="draft",
+    )
 
 
 def build(config: EngineConfig) -> Engine:

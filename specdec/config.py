@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from specdec.errors import InvalidRequestError
 
-Method = Literal["auto", "none", "ngram", "draft_model"]
-METHODS: tuple[str, ...] = ("auto", "none", "ngram", "draft_model")
+Method = Literal["auto", "none", "ngram", "suffix", "draft_model", "hybrid"]
+METHODS: tuple[str, ...] = ("auto", "none", "ngram", "suffix", "draft_model", "hybrid")
 DTYPES: tuple[str, ...] = ("auto", "float64", "float32", "bfloat16", "float16")
 MAX_SPECULATIVE_TOKENS = 64
 
@@ -106,10 +106,12 @@ class SpeculativeConfig:
 
     method                  "auto" follows `draft`; "none" turns speculation off
     num_speculative_tokens  most drafts a row and step; None: the method's own default
-    draft                   model id or path of a second model (method "draft_model")
+    draft                   model id or path of a second model (methods "draft_model" and "hybrid")
     adaptive                let a controller choose the length per step; not built yet, so only False
     acceptance              "coupled": the target's own seeded sample decides (shared noise)
-    prompt_lookup_max/min   longest and shortest n-gram looked up (method "ngram")
+    prompt_lookup_max/min   longest and shortest n-gram looked up; the shortest match of "suffix" too
+    suffix_store_tokens     past outputs that suffix lookup may use, in tokens, kept apart by API key and
+                            cache_salt; 0: a request sees its own text only. Below a few thousand it holds little
     """
 
     method: Method = "auto"
@@ -119,6 +121,7 @@ class SpeculativeConfig:
     acceptance: Literal["coupled"] = "coupled"
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
+    suffix_store_tokens: int = 0
 
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
@@ -129,6 +132,7 @@ class SpeculativeConfig:
             _check_range("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
         _check_range("prompt_lookup_max", self.prompt_lookup_max, 1, 64)
         _check_range("prompt_lookup_min", self.prompt_lookup_min, 1, self.prompt_lookup_max)
+        _check_range("suffix_store_tokens", self.suffix_store_tokens, 0, 2**26)
         if self.method == "draft_model" and self.draft is None:
             raise InvalidRequestError(
                 "method 'draft_model' needs draft=<model id or directory>; method 'ngram' needs no second model",

@@ -50,7 +50,7 @@ def engine_config(
     """Compose an EngineConfig from flat options; the flags of the server are these names."""
     target = os.fspath(target) if isinstance(target, os.PathLike) else target
     draft = os.fspath(draft) if isinstance(draft, os.PathLike) else draft
-    resolved = resolve_draft(draft, _speculative_config(speculative))
+    resolved = resolve_draft(draft, _speculative_config(speculative), str(target))
     if draft_device is not None and draft_device != device:
         raise InvalidRequestError(
             f"draft_device is {draft_device!r}; the draft shares the target's blocks and must be on {device!r}",

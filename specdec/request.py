@@ -104,6 +104,7 @@ class Request:
     max_output_tokens    resolved from max_tokens, the model length and the pool
     priority             lower runs first and is preempted last
     cache_salt           requests share cached blocks only where their salts are equal
+    owner                who asked, as the server knows them; past outputs help only those of the same owner and salt
     leader               the first of n choices; the others wait for its prompt and share its blocks
     rules                what the parameters mean for token ids
     logprobs             one value for each emitted token, where they were asked for
@@ -138,6 +139,7 @@ class Request:
         self.priority = params.priority or 0
         self.leader: Request | None = None
         self.cache_salt: str | None = None
+        self.owner: str | None = None
         self.stats = RequestStats()
         self.rules = Rules.of(params, stop_token_ids)
         self.counts = self.rules.counts(prompt_token_ids)

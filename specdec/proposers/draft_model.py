@@ -17,6 +17,9 @@ from specdec.models.runner import ModelRunner
 from specdec.request import Request
 from specdec.sampling import Choice, choose
 
+MAX_LAG = 16
+"""Tokens a row that does not draft may be behind, for as long as no row drafts."""
+
 
 class DraftModelProposer:
     """Runs the draft ahead of the target, k tokens for every row that has room.
@@ -35,6 +38,7 @@ class DraftModelProposer:
         self.max_catch_up = max_catch_up
         self.max_draft_position: int | None = runner.model.max_model_len
         self._num_computed: dict[str, int] = {}
+        self._offers: dict[str, list[int]] = {}
 
     def start(self, request: Request) -> None:
         """Trust what cached blocks say of the draft's part, from the front until the first gap."""
@@ -51,14 +55,27 @@ class DraftModelProposer:
 
     def propose(self, plan: Plan) -> Drafts:
         """Catch up with what the target computes in this step, then draft where a row has room."""
-        offers: dict[str, list[int]] = {}
-        rows = self._catch_up(plan, offers)
+        offers = self._offers = {}
+        rows = self._catch_up(plan, offers) if self._must_run(plan) else []
         depth = 1
         while rows:
             rows = [row for row in rows if row.max_drafts > depth]
             self._draft(rows, [[offers[row.request.request_id][-1]] for row in rows], offers)
             depth += 1
         return Drafts.of((tuple(offers.get(row.request.request_id, ())) for row in plan), self.name)
+
+    def _must_run(self, plan: Plan) -> bool:
+        """A forward is saved while no row may draft and none lags far; what lags is caught up later in one."""
+        return any(row.max_drafts or self._reach(row) - self._computed_of(row) > MAX_LAG for row in plan)
+
+    def _reach(self, row: Row) -> int:
+        """Up to where the draft shall follow this row; as far as it is where it shall not."""
+        if not row.request.params.speculative_params.enabled:
+            return self._computed_of(row)
+        return min(row.end, self.runner.model.max_model_len)
+
+    def _computed_of(self, row: Row) -> int:
+        return self._num_computed[row.request.request_id]
 
     def _catch_up(self, plan: Plan, offers: dict[str, list[int]]) -> list[Row]:
         """Compute known tokens the draft lacks, within the step's allowance; return rows that drafted."""
@@ -67,10 +84,8 @@ class DraftModelProposer:
         ready: list[Row] = []
         for row in plan:
             request = row.request
-            if not request.params.speculative_params.enabled:
-                continue
-            start = self._num_computed[request.request_id]
-            end = min(row.end, self.runner.model.max_model_len, start + allowance)
+            start = self._computed_of(row)
+            end = min(self._reach(row), start + allowance)
             if end <= start:
                 continue
             allowance -= end - start
@@ -105,10 +120,15 @@ class DraftModelProposer:
             offers[row.request.request_id].append(token_id)
 
     def observe(self, batch: Batch, verdict: Verdict, features: Tensor | None) -> None:
-        """Roll back to what the target agreed to, and write down which slots hold it."""
+        """Roll back to what the target agreed to, and write down which slots hold it.
+
+        The drafts that were verified may be another proposer's: what counts is the draft's own tokens.
+        """
         for index, row in enumerate(batch):
             request = row.request
-            computed = min(self._num_computed[request.request_id], row.end + verdict.num_accepted(index))
+            agreed = _agreement(self._offers.get(request.request_id, ()), verdict.token_ids[index])
+            agreed = min(agreed, verdict.num_accepted(index))  # the token behind them is not computed yet
+            computed = min(self._num_computed[request.request_id], row.end + agreed)
             self._num_computed[request.request_id] = computed
             self._note_ready(request, row.start, computed)
 
@@ -119,3 +139,11 @@ class DraftModelProposer:
             block = request.block_table[i]
             now = min(max(computed - i * size, 0), size)
             ready[block] = max(ready[block], now) if (i + 1) * size <= start else now
+
+
+def _agreement(offered: Sequence[int], verdict: Sequence[int]) -> int:
+    """How many tokens from the front are the same."""
+    n = 0
+    while n < min(len(offered), len(verdict)) and offered[n] == verdict[n]:
+        n += 1
+    return n

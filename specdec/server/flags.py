@@ -69,7 +69,7 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
 def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("model and speculation").add_argument
     add("--target", default="smollm2-135m", help="alias, hub id, directory or .gguf file")
-    add("--draft", default="auto", help="model of the same tokenizer, 'ngram', 'auto' or 'none'")
+    add("--draft", default="auto", help="model of the same tokenizer, 'ngram', 'suffix', 'hybrid', 'auto' or 'none'")
     add("--num-speculative-tokens", type=int, help="most drafts a request and step; 0 turns speculation off")
     add("--no-adaptive", action="store_true", help="keep draft lengths fixed")
     add("--speculative-config", type=json.loads, default={}, metavar="JSON", help="fields of SpeculativeConfig")
