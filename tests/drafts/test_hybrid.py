@@ -62,7 +62,7 @@ def answers(toy: str) -> dict[tuple[int, ...], list[int]]:
 @pytest.mark.parametrize("draft", ["suffix", "hybrid"])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 3, "top_p": 0.9}])
 def test_ids_are_those_of_plain_decoding(toy: str, draft: str, sampling: dict[str, Any]) -> None:
-    params = {"max_tokens": 40, "ignore_eos": True, **sampling}
+    params = {"max_tokens": 20, "ignore_eos": True, **sampling}
     plain = ids(llm(toy), PROMPTS, **params)
     assert ids(llm(toy, draft, 4), PROMPTS, **params) == plain
     tight = llm(toy, draft, 4, num_kv_blocks=12, max_num_batched_tokens=16, max_num_seqs=4)  # chunks and preemption
@@ -71,7 +71,7 @@ def test_ids_are_those_of_plain_decoding(toy: str, draft: str, sampling: dict[st
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 3}])
 def test_ids_hold_with_models_in_the_mix(toy: str, toy_draft: str, sampling: dict[str, Any]) -> None:
-    params = {"max_tokens": 30, "ignore_eos": True, **sampling}
+    params = {"max_tokens": 20, "ignore_eos": True, **sampling}
     plain = ids(llm(toy), PROMPTS, **params)
     for draft in (toy, toy_draft):
         free = llm(toy, "hybrid", 4).engine.proposer.free
@@ -96,7 +96,7 @@ def test_a_model_that_was_passed_over_still_drafts_as_well(
             for _ in range(2):  # the second time the prompts hit the prefix cache
                 gains = _drive(made, PROMPTS, max_tokens=40, ignore_eos=True)
                 own = [g for g in gains if g.source == "draft_model"]
-                assert len(own) > 10 and all(g.num_accepted == g.num_drafted for g in own)
+                assert len(own) > 5 and all(g.num_accepted == g.num_drafted for g in own)
                 assert any(g.source == "oracle" for g in gains)
 
 
@@ -129,17 +129,24 @@ def test_both_ends_are_pinned(toy: str, answers: dict[tuple[int, ...], list[int]
 
 @pytest.mark.parametrize("draft", ["suffix", "hybrid"])
 def test_acceptance_is_the_same_cold_hit_and_chunked(toy: str, draft: str) -> None:
-    loops = [[7, 8, 9, 10] * 8, [4, 5] * 20]
+    """Past outputs hold the greedy answer already, so nearly every draft is right, whatever the cache holds."""
+    config = specdec.SpeculativeConfig(num_speculative_tokens=4, suffix_store_tokens=10_000)
+    options = {"speculative": config, "dtype": "float64", "num_kv_blocks": 64}
 
-    def accepted(made: LLM) -> list[tuple[int, int]]:
-        outputs = made.generate(loops, specdec.SamplingParams(temperature=0, max_tokens=48, ignore_eos=True))
-        return [(o.outputs[0].stats.num_steps, o.outputs[0].stats.num_accepted_tokens) for o in outputs]
+    def lengths(made: LLM) -> list[tuple[int, ...]]:
+        gains = _drive(made, PROMPTS[2:], max_tokens=20, ignore_eos=True)
+        return sorted(tuple(len(g.token_ids) for g in gains if g.request.request_id == f"r{i}") for i in range(2))
 
-    made = llm(toy, draft, 4)
-    cold = accepted(made)
-    assert accepted(made) == cold and made.engine.scheduler.pool.num_hit_tokens > 0
-    assert accepted(llm(toy, draft, 4, max_num_batched_tokens=12, max_num_seqs=2)) == cold
-    assert sum(n for _, n in cold) > 0
+    made = LLM(toy, draft, **options)
+    lengths(made)
+    made.engine.scheduler.pool.clear_cache()
+    cold = lengths(made)
+    assert lengths(made) == cold and made.engine.scheduler.pool.num_hit_tokens > 0
+    chunked = LLM(toy, draft, max_num_batched_tokens=16, max_num_seqs=2, **options)
+    lengths(chunked)
+    chunked.engine.scheduler.pool.clear_cache()
+    assert [tuple(n for n in row if n) for row in lengths(chunked)] == cold
+    assert all(max(row) == 5 and len(row) <= 6 for row in cold)
 
 
 def test_the_policy_without_a_controller_takes_what_promises_most() -> None:
