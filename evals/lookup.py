@@ -94,7 +94,7 @@ def compare(answers: Sequence[dict], k: int) -> str:
             category,
             *(
                 f"{t.num_tokens / t.num_steps:.2f} ({t.num_drafting / t.num_steps:.0%})"
-                for t in (tallies[category, *n] for n in names)
+                for t in (tallies[category, least, name] for least, name in names)
             ),
         ]
         for category in categories
@@ -154,8 +154,8 @@ def measure_store(num_tokens: int, num_lookups: int = 2000) -> str:
         seconds.append(time.thread_time() - before)
     micro = [1e6 * s for s in seconds]
     return (
-        f"{len(part)} tokens: {memory / 1e6:.0f} MB at most; built in {1e6 * building / len(part):.1f} us a token (traced)"
-        f"; lookup with an offer of 5: median {statistics.median(micro):.1f} us, mean {statistics.mean(micro):.1f} us, "
+        f"{len(part)} tokens: {memory / 1e6:.0f} MB at most; built in {1e6 * building / len(part):.1f} us a token "
+        f"(traced); lookup with an offer of 5: median {statistics.median(micro):.1f} us, mean {statistics.mean(micro):.1f} us, "
         f"p99 {statistics.quantiles(micro, n=100)[-1]:.1f} us of processor time"
     )
 
