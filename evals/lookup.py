@@ -155,7 +155,8 @@ def measure_store(num_tokens: int, num_lookups: int = 2000) -> str:
     micro = [1e6 * s for s in seconds]
     return (
         f"{len(part)} tokens: {memory / 1e6:.0f} MB at most; built in {1e6 * building / len(part):.1f} us a token "
-        f"(traced); lookup with an offer of 5: median {statistics.median(micro):.1f} us, mean {statistics.mean(micro):.1f} us, "
+        f"(traced); lookup with an offer of 5: median {statistics.median(micro):.1f} us, "
+        f"mean {statistics.mean(micro):.1f} us, "
         f"p99 {statistics.quantiles(micro, n=100)[-1]:.1f} us of processor time"
     )
 

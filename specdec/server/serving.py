@@ -114,6 +114,8 @@ class Serving:
     def _start(self, request: Request, choices: Sequence[Choice], arrived_at: float) -> Generation:
         key, summary = request.state.key, request.state.summary
         self.admission.check_room(len(choices), key)
+        for choice in choices:
+            choice.request.owner = None if key is None else f"key {key}"
         stream = self.engine.submit([choice.request for choice in choices])
         self.admission.enter(len(choices), key)
         if self.options.log_prompts:

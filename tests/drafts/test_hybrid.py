@@ -18,7 +18,9 @@ from specdec.proposers.base import MostExpected, expected_accepted
 from specdec.proposers.hybrid import HybridProposer
 from specdec.proposers.shipped import shipped_draft
 from specdec.scheduler import Emitted
+from specdec.server.options import ServerOptions
 from tests.engines import Oracle, assert_clean, ids, llm, proposing
+from tests.server.support import run, serving
 
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9] * 20, list(range(60)), [1, 2, 3, 4] * 9]
 
@@ -181,3 +183,19 @@ def test_a_shipped_draft_is_found_by_the_targets_name(tmp_path: Path) -> None:
     assert shipped_draft("Lab/Small-1B", (tmp_path,)) == tmp_path / "small-1b"
     assert shipped_draft("small-1b", (tmp_path,)) == tmp_path / "small-1b"
     assert shipped_draft("other", (tmp_path,)) is None and shipped_draft("/", (tmp_path,)) is None
+
+
+def test_the_server_keeps_the_past_outputs_of_its_keys_apart(toy: str) -> None:
+    config = specdec.SpeculativeConfig(num_speculative_tokens=2, suffix_store_tokens=5000)
+    made = LLM(toy, "suffix", speculative=config, dtype="float64", num_kv_blocks=16)
+
+    async def ask() -> None:
+        async with serving(made.engine, ServerOptions(api_keys=("one", "two"))) as client:
+            for key in ("one", "two"):
+                body = {"prompt": [1, 2, 3], "max_tokens": 2, "cache_salt": "s"}
+                reply = await client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+                assert reply.status_code == 200, reply.text
+
+    run(ask())
+    store = made.engine.proposer.store  # type: ignore[attr-defined]
+    assert [len(store.parts((owner, "s"))) for owner in ("key 0", "key 1", None)] == [1, 1, 0]
