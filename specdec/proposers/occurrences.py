@@ -123,8 +123,10 @@ class Occurrences:
 
     def _agreement(self, place: int, tail: array[int]) -> int:
         """How many tokens before `place` equal the end of `tail`."""
-        text, most = self.text, min(place, len(tail), MAX_MATCH)
-        n = 0
-        while n < most and text[place - 1 - n] == tail[-1 - n]:
-            n += 1
+        text, size, most = self.text, len(tail), min(place, len(tail), MAX_MATCH)
+        n, chunk = 0, 32
+        while chunk:  # slices are compared in one go, which halves what is left to compare every time
+            while n + chunk <= most and text[place - n - chunk : place - n] == tail[size - n - chunk : size - n]:
+                n += chunk
+            chunk //= 2
         return n
