@@ -98,11 +98,13 @@ class Occurrences:
         Exact while a context of the deepest depth that occurs at all stands in at most `max_attempts`
         chain entries; among more of them the latest are compared.
         """
+        deeper = MAX_MATCH + 1
         for chain in reversed(self._chains):
             if chain.depth <= len(tail):
                 places = self._walk(chain, tail)
                 if places:
-                    return self._longest(places, tail)
+                    return self._longest(places, tail, chain.depth, deeper)
+                deeper = chain.depth
         return None
 
     def _walk(self, chain: _Chain, tail: array[int]) -> list[int]:
@@ -116,17 +118,20 @@ class Occurrences:
             place = chain.earlier[place]
         return found
 
-    def _longest(self, places: list[int], tail: array[int]) -> Match:
-        lengths = [self._agreement(place, tail) for place in places]
+    def _longest(self, places: list[int], tail: array[int], known: int, below: int) -> Match:
+        """The best of places that agree in `known` tokens; none of them agrees in `below`."""
+        lengths = [self._agreement(place, tail, known, below) for place in places]
         longest = max(lengths)
         return Match(longest, tuple(p for p, n in zip(places, lengths, strict=True) if n == longest))
 
-    def _agreement(self, place: int, tail: array[int]) -> int:
-        """How many tokens before `place` equal the end of `tail`."""
-        text, size, most = self.text, len(tail), min(place, len(tail), MAX_MATCH)
-        n, chunk = 0, 32
-        while chunk:  # slices are compared in one go, which halves what is left to compare every time
-            while n + chunk <= most and text[place - n - chunk : place - n] == tail[size - n - chunk : size - n]:
+    def _agreement(self, place: int, tail: array[int], known: int, below: int) -> int:
+        """How many tokens before `place` equal the end of `tail`: at least `known`, less than `below`."""
+        text, size, most = self.text, len(tail), min(place, len(tail), below - 1)
+        n, chunk = known, 1
+        while n + chunk <= most and text[place - n - chunk : place - n] == tail[size - n - chunk : size - n]:
+            n += chunk
+            chunk *= 2
+        while chunk := chunk // 2:  # what was compared in one go is halved until the first difference is found
+            if n + chunk <= most and text[place - n - chunk : place - n] == tail[size - n - chunk : size - n]:
                 n += chunk
-            chunk //= 2
         return n
