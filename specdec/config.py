@@ -109,6 +109,7 @@ class SpeculativeConfig:
     draft                   model id or path of a second model (method "draft_model")
     adaptive                let a controller choose the length per step; not built yet, so only False
     acceptance              "coupled": the target's own seeded sample decides (shared noise)
+    forced_tokens           tokens that a request's grammar leaves no choice about ride as drafts
     prompt_lookup_max/min   longest and shortest n-gram looked up (method "ngram")
     """
 
@@ -117,12 +118,14 @@ class SpeculativeConfig:
     draft: str | None = None
     adaptive: bool = False
     acceptance: Literal["coupled"] = "coupled"
+    forced_tokens: bool = True
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
 
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
         _check_choice("acceptance", self.acceptance, ("coupled",))
+        _check_choice("forced_tokens", self.forced_tokens, (True, False))
         if self.adaptive:
             raise InvalidRequestError("adaptive=True is not supported yet; draft lengths are fixed", param="adaptive")
         if self.num_speculative_tokens is not None:
