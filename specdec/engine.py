@@ -212,7 +212,7 @@ class Engine:
         batch = self.controller.admit(plan, drafts)
         segments = [Segment(r.query_token_ids, r.start, r.request.block_table, r.num_logits) for r in batch]
         logits = self.target.forward(self.target.pack(segments))
-        verdict = verify(batch, logits)
+        verdict = verify(batch, logits, drafts)
         seconds = StepSeconds(drafted - started, perf_counter() - drafted)
         self.proposer.observe(batch, verdict, self.target.features)
         self.controller.observe(batch, verdict, seconds)

@@ -25,6 +25,10 @@ def build_proposer(
     if config.method == "draft_model":
         assert draft is not None
         return DraftModelProposer(
-            draft, pool, vocab_size=target.model.vocab_size, max_catch_up=scheduler.max_num_batched_tokens
+            draft,
+            pool,
+            vocab_size=target.model.vocab_size,
+            max_catch_up=scheduler.max_num_batched_tokens,
+            tells_laws=config.acceptance == "rejection",
         )
     return NoDrafts()

@@ -53,14 +53,17 @@ class Guide:
         grammar = row.request.grammar
         if grammar is None or not row.max_drafts:
             return offer
-        kept = offer.cut(_num_legal(grammar, offer.token_ids[: row.max_drafts]))
+        num_legal = _num_legal(grammar, offer.token_ids[: row.max_drafts])
+        kept = offer.cut(num_legal)
         room = min(row.max_drafts - len(kept.token_ids), self.most_forced)
         forced = grammar.forced(kept.token_ids)[:room] if room else ()
+        if not forced and offer.laws is not None and num_legal < min(len(offer.token_ids), row.max_drafts):
+            return replace(kept, laws=offer.laws[: num_legal + 1])  # the forbidden draft counts as rejected
         if not forced:
             return kept if kept.token_ids else NO_OFFER
         is_sure = len(kept.confidences) == len(kept.token_ids)
         sure = kept.confidences + (1.0,) * len(forced) if is_sure else ()
-        return Offer(kept.token_ids + forced, kept.source if kept.token_ids else SOURCE, sure)
+        return Offer(kept.token_ids + forced, kept.source if kept.token_ids else SOURCE, sure, kept.laws)
 
 
 def _num_legal(grammar: Grammar, offer: tuple[int, ...]) -> int:
