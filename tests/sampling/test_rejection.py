@@ -23,6 +23,7 @@ from specdec.proposers.draft_model import DraftModelProposer
 from specdec.sampling import Choice, rejection, verify
 from specdec.sampling.sampler import streams
 from specdec.sampling_params import SamplingParams
+from specdec.server.flags import parse_config, parse_flags
 from tests.engines import assert_clean, ids, llm
 from tests.sampling.by_hand import bound, chi_square, outputs
 from tests.sampling.table_model import Digits, Known, TableModel, run, table_engine
@@ -173,3 +174,8 @@ def test_preemption_and_a_grammar_stand_beside_rejection(toy: str, toy_draft: st
 def test_another_acceptance_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="acceptance is 'typical'; it must be one of coupled, rejection"):
         SpeculativeConfig(acceptance="typical")  # type: ignore[arg-type]
+
+
+def test_the_command_line_takes_it() -> None:
+    config = parse_config(parse_flags(["--speculative-config", '{"acceptance": "rejection"}'], {}))
+    assert config.speculative.acceptance == "rejection"
