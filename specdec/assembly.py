@@ -76,7 +76,7 @@ def build(config: EngineConfig) -> Engine:
     draft_runner = ModelRunner(draft, num_blocks, block_size) if draft is not None else None
     proposer = build_proposer(config.speculative, config.scheduler, pool, target_runner, draft_runner)
     most = config.speculative.num_speculative_tokens
-    return Engine(
+    engine = Engine(
         target_runner,
         proposer,
         FixedLength(
@@ -87,6 +87,9 @@ def build(config: EngineConfig) -> Engine:
         max_model_len=target.max_model_len,
         seed=config.seed,
     )
+    if not config.speculative.forced_tokens:
+        engine.guide.most_forced = 0
+    return engine
 
 
 def _load_draft(config: EngineConfig, target: LoadedModel) -> LoadedModel | None:

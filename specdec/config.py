@@ -108,7 +108,10 @@ class SpeculativeConfig:
     num_speculative_tokens  most drafts a row and step; None: the method's own default
     draft                   model id or path of a second model (methods "draft_model" and "hybrid")
     adaptive                let a controller choose the length per step; not built yet, so only False
-    acceptance              "coupled": the target's own seeded sample decides (shared noise)
+    acceptance              "coupled": the target's own seeded sample decides (shared noise); "rejection": drafts
+                            are drawn by a noise of their own and judged by the ratio of the laws, which accepts a
+                            few more, but the tokens of a seed then depend on the draft and its lengths
+    forced_tokens           tokens that a request's grammar leaves no choice about ride as drafts
     prompt_lookup_max/min   longest and shortest n-gram looked up; the shortest match of "suffix" too
     suffix_store_tokens     past outputs that suffix lookup may use, in tokens, kept apart by API key and
                             cache_salt; 0: a request sees its own text only. Below a few thousand it holds little
@@ -118,14 +121,16 @@ class SpeculativeConfig:
     num_speculative_tokens: int | None = None
     draft: str | None = None
     adaptive: bool = False
-    acceptance: Literal["coupled"] = "coupled"
+    acceptance: Literal["coupled", "rejection"] = "coupled"
+    forced_tokens: bool = True
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
     suffix_store_tokens: int = 0
 
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
-        _check_choice("acceptance", self.acceptance, ("coupled",))
+        _check_choice("acceptance", self.acceptance, ("coupled", "rejection"))
+        _check_choice("forced_tokens", self.forced_tokens, (True, False))
         if self.adaptive:
             raise InvalidRequestError("adaptive=True is not supported yet; draft lengths are fixed", param="adaptive")
         if self.num_speculative_tokens is not None:

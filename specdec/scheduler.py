@@ -79,6 +79,13 @@ def share_prompts(owed: Sequence[int], budget: int) -> list[int]:
 JOINS_PER_PROMOTION = 8
 
 
+def _why(request: Request) -> str:
+    """What a row without a token is told."""
+    if request.grammar is not None and request.grammar.error:
+        return f"the output left the grammar's limits: {request.grammar.error}"
+    return "no token could be chosen: the scores were not finite"
+
+
 class Scheduler:
     """Waiting and running requests, the token budget, preemption.
 
@@ -250,7 +257,7 @@ class Scheduler:
         emitted = []
         for index, row in enumerate(batch):
             if verdict.failed[index]:
-                row.request.error = "no token could be chosen: the scores were not finite"
+                row.request.error = _why(row.request)
                 self._finish(row.request, FinishReason.ERROR)
                 emitted.append(Emitted(row.request, (), 0, 0))
             else:
