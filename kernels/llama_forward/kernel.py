@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DTYPES = linear.DTYPES
 NUMBERS_PER_LAYER = 15
+STAGES = ("elementwise", "linears", "attention", "head")  # Stage in llama.cpp
 
 Numbers = ctypes.Array[ctypes.c_int64]
 
@@ -104,9 +105,12 @@ def _interleave(layer: LayerWeights) -> Tensor:
 
 
 def llama_forward(
-    model: PackedLlama, step: "LlamaStep", kv_caches: Sequence[tuple[Tensor, Tensor]]
+    model: PackedLlama,
+    step: "LlamaStep",
+    kv_caches: Sequence[tuple[Tensor, Tensor]],
+    seconds: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As the twin."""
+    """As the twin; seconds [len(STAGES)] float64, to which the time of each stage is added."""
     num_tokens, num_logits = step.token_ids.shape[0], step.logits_indices.shape[0]
     logits = torch.empty(num_logits, model.vocab_size)
     features = torch.empty(len(step.feature_layers), num_tokens, model.width)
@@ -116,7 +120,7 @@ def llama_forward(
     assert step.block_tables.stride(1) == 1 and all(x.is_contiguous() for x in (*tables[1:], *indices))
     inputs = None if step.inputs is None else step.inputs.to(torch.float32).contiguous()
     wanted = (ctypes.c_int64 * len(step.feature_layers))(*step.feature_layers)
-    numbers = (ctypes.c_int64 * 16)(
+    numbers = (ctypes.c_int64 * 17)(
         num_tokens,
         step.seq_lens.shape[0],
         num_logits,
@@ -126,6 +130,7 @@ def llama_forward(
         ctypes.addressof(wanted),
         *(x.data_ptr() for x in (*tables, logits, features)),
         0 if inputs is None else inputs.data_ptr(),
+        0 if seconds is None else seconds.data_ptr(),
     )
     k_cache = kv_caches[0][0]
     caches = (ctypes.c_int64 * (2 * len(kv_caches)))(*(cache.data_ptr() for pair in kv_caches for cache in pair))
