@@ -78,7 +78,10 @@ def _load_draft(config: EngineConfig, target: LoadedModel) -> LoadedModel | None
     name = config.speculative.draft
     if name is None:
         return None
-    draft = load(config.draft or ModelConfig(model=name, dtype=str(target.dtype).removeprefix("torch.")))
+    follow = ModelConfig(
+        model=name, dtype=str(target.dtype).removeprefix("torch."), quantization=config.target.quantization
+    )
+    draft = load(config.draft or follow)
     if target.tokenizer is not None and draft.tokenizer is not None:
         difference = first_difference(target.tokenizer, draft.tokenizer)
         if difference is not None:

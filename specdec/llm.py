@@ -37,6 +37,7 @@ def engine_config(
     device: str = "auto",
     draft_dtype: str | None = None,
     draft_device: str | None = None,
+    quantization: str = "none",
     max_model_len: int | None = None,
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 512,
@@ -46,6 +47,7 @@ def engine_config(
     gpu_memory_utilization: float = 0.9,
     enable_prefix_caching: bool = True,
     seed: int = 0,
+    num_threads: int | None = None,
 ) -> EngineConfig:
     """Compose an EngineConfig from flat options; the flags of the server are these names."""
     target = os.fspath(target) if isinstance(target, os.PathLike) else target
@@ -58,9 +60,11 @@ def engine_config(
         )
     draft_model = None
     if resolved.draft is not None and draft_dtype is not None:
-        draft_model = ModelConfig(model=resolved.draft, dtype=draft_dtype, device=device)
+        draft_model = ModelConfig(model=resolved.draft, dtype=draft_dtype, device=device, quantization=quantization)
     return EngineConfig(
-        target=ModelConfig(model=target, dtype=dtype, device=device, max_model_len=max_model_len),
+        target=ModelConfig(
+            model=target, dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization
+        ),
         draft=draft_model,
         cache=CacheConfig(
             block_size=block_size,
@@ -72,6 +76,7 @@ def engine_config(
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
         speculative=resolved,
         seed=seed,
+        num_threads=num_threads,
     )
 
 

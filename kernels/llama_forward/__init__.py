@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import native
+from specdec.kernels.linear import Quantization
 from specdec.kernels.llama_forward import kernel, reference
 from specdec.kernels.llama_forward.weights import LayerWeights, LlamaShape, LlamaWeights
 
@@ -36,19 +37,18 @@ class LlamaStep:
 
 
 def pack_llama(
-    weights: LlamaWeights, dtype: torch.dtype | None = None, keep_groups: bool = False
+    weights: LlamaWeights, dtype: torch.dtype | None = None, quantization: Quantization | None = None
 ) -> "PackedLlama | LlamaWeights":
     """Lay out weights for `llama_forward`; returned as they are where native code cannot run.
 
-    dtype        float32 or bfloat16; None keeps the embedding's
-    keep_groups  hold a float32 weight that was decoded from GGUF's Q4_1 or Q8_0 as its codes: same bits as float32,
-                 less memory to read
+    dtype         float32 or bfloat16; None keeps the embedding's
+    quantization  hold linear weights as codes, those of the head in 8 bits; None: in `dtype`
 
     A tied head is held once: embeddings are read back out of it.
     """
     dtype = dtype or weights.embedding.dtype
     is_native = dtype in kernel.DTYPES and weights.embedding.is_cpu and native.enabled()
-    return kernel.pack(weights, dtype, keep_groups) if is_native else weights
+    return kernel.pack(weights, dtype, quantization) if is_native else weights
 
 
 def llama_forward(
