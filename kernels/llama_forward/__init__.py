@@ -16,9 +16,19 @@ from specdec.kernels.linear import Quantization
 from specdec.kernels.llama_forward import kernel, reference
 from specdec.kernels.llama_forward.weights import LayerWeights, LlamaShape, LlamaWeights
 
-__all__ = ["LayerWeights", "LlamaShape", "LlamaStep", "LlamaWeights", "PackedLlama", "llama_forward", "pack_llama"]
+__all__ = [
+    "STAGES",
+    "LayerWeights",
+    "LlamaShape",
+    "LlamaStep",
+    "LlamaWeights",
+    "PackedLlama",
+    "llama_forward",
+    "pack_llama",
+]
 
 PackedLlama = kernel.PackedLlama
+STAGES = kernel.STAGES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,14 +65,16 @@ def llama_forward(
     model: "PackedLlama | LlamaWeights",
     step: LlamaStep,
     kv_caches: Sequence[tuple[Tensor, Tensor]],
+    seconds: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run every layer over a step's tokens; write their keys and values; return the scores asked for.
 
     kv_caches  per layer, two of [num_blocks, block_size, G, D]
+    seconds    [len(STAGES)] float64; the time of each stage is added to it (native code only)
     returns    logits [L, V] and features [F, T, width], float32 (float64 stays float64 in the twin)
     """
     assert step.token_ids.shape == step.positions.shape == step.slot_mapping.shape
     assert len(kv_caches) == model.num_layers
     if isinstance(model, LlamaWeights):
         return reference.llama_forward(model, step, kv_caches)
-    return kernel.llama_forward(model, step, kv_caches)
+    return kernel.llama_forward(model, step, kv_caches, seconds)
