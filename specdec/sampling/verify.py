@@ -24,25 +24,26 @@ def verify(batch: Batch, logits: Tensor) -> Verdict:
     logits   [L, V]   L = sum of row.num_logits; row i of a run saw the drafts before it
     """
     prompt_logprobs, logits = _judge_prompts(batch, logits)
-    choices = [choice for row in batch for choice in _choices(row)]
+    choices: list[Choice] = []
+    places: list[int] = []
+    for row in batch:
+        places.append(len(choices))
+        choices += _choices(row)
     chosen, is_finite = choose(logits, choices)
     token_ids: list[tuple[int, ...]] = []
     failed: list[bool] = []
-    places: list[int] = []
-    place = 0
-    for row in batch:
-        span = slice(place, place + row.num_choices)
-        kept = _agreed(row, chosen[span])
+    for row, place, end in zip(batch, places, [*places[1:], len(choices)], strict=True):
+        kept = _agreed(row, chosen[place:end])
         token_ids.append(kept)
-        failed.append(not all(is_finite[span][: len(kept)]))
-        places.append(place)
-        place += row.num_choices
+        failed.append(not all(is_finite[place : place + len(kept)]))
     logprobs = _logprobs(batch, logits, choices, token_ids, places)
     return Verdict(tuple(token_ids), tuple(failed), logprobs, prompt_logprobs)
 
 
 def _choices(row: Row) -> list[Choice]:
     drafts = row.draft_token_ids
+    if not drafts:  # nearly every row of plain decoding
+        return [Choice(row.request, row.request.num_output_tokens)] if row.chooses else []
     return [Choice(row.request, row.request.num_output_tokens + i, drafts[:i]) for i in range(row.num_choices)]
 
 
