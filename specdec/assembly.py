@@ -20,6 +20,7 @@ from specdec.models.loader import load
 from specdec.models.runner import ModelRunner
 from specdec.proposers import DEFAULT_NUM_SPECULATIVE_TOKENS, build_proposer
 from specdec.scheduler import Scheduler
+from specdec.threads import use_threads
 from specdec.tokenizer import first_difference
 
 logger = logging.getLogger("specdec")
@@ -51,10 +52,13 @@ def resolve_draft(draft: str | None, speculative: SpeculativeConfig) -> Speculat
 
 def build(config: EngineConfig) -> Engine:
     """Load the models, size the cache, connect the rooms."""
+    num_threads = use_threads(config.num_threads)
     target = load(config.target)
     draft = _load_draft(config, target)
     num_blocks = _count_blocks(config, target, draft)
     _log_capacity(config, num_blocks, target, draft)
+    if target.device.type == "cpu":
+        logger.info("CPU kernels use %d threads (--num-threads)", num_threads)
     block_size = config.cache.block_size
     pool = BlockPool(num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching)
     target_runner = ModelRunner(target, num_blocks, block_size)

@@ -85,7 +85,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
 def _add_cache_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("batching and cache").add_argument
     add("--max-num-seqs", type=int, default=64, help="most requests that run at once")
-    add("--max-num-batched-tokens", type=int, default=512, help="most tokens of a step")
+    add("--max-num-batched-tokens", type=int, help="most tokens of a step; default: 256 on CPU, else 512")
     add("--block-size", type=int, default=16, help="tokens a cache block holds")
     add("--kv-cache-memory", type=int, metavar="BYTES", help="cache of target and draft together")
     add("--num-kv-blocks", type=int, help="exact size of the cache instead")
