@@ -95,7 +95,7 @@ def pack(weights: LlamaWeights, dtype: torch.dtype, quantization: Quantization |
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.float32).contiguous()
+    return tensor.detach().to(torch.float32, copy=True).contiguous()  # a view would keep a whole checkpoint alive
 
 
 def _panels(weight: Tensor, dtype: torch.dtype, quantization: Quantization | None) -> tuple[Tensor, int]:
