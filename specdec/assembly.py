@@ -21,6 +21,7 @@ from specdec.models.runner import ModelRunner
 from specdec.proposers import DEFAULT_NUM_SPECULATIVE_TOKENS, build_proposer
 from specdec.proposers.shipped import shipped_draft
 from specdec.scheduler import Scheduler
+from specdec.threads import use_threads
 from specdec.tokenizer import first_difference
 
 logger = logging.getLogger("specdec")
@@ -66,10 +67,13 @@ def _say_once(draft: str | None, speculative: SpeculativeConfig) -> SpeculativeC
 
 def build(config: EngineConfig) -> Engine:
     """Load the models, size the cache, connect the rooms."""
+    num_threads = use_threads(config.num_threads)
     target = load(config.target)
     draft = _load_draft(config, target)
     num_blocks = _count_blocks(config, target, draft)
     _log_capacity(config, num_blocks, target, draft)
+    if target.device.type == "cpu":
+        logger.info("CPU kernels use %d threads (--num-threads)", num_threads)
     block_size = config.cache.block_size
     pool = BlockPool(num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching)
     target_runner = ModelRunner(target, num_blocks, block_size)
@@ -96,7 +100,10 @@ def _load_draft(config: EngineConfig, target: LoadedModel) -> LoadedModel | None
     name = config.speculative.draft
     if name is None:
         return None
-    draft = load(config.draft or ModelConfig(model=name, dtype=str(target.dtype).removeprefix("torch.")))
+    follow = ModelConfig(
+        model=name, dtype=str(target.dtype).removeprefix("torch."), quantization=config.target.quantization
+    )
+    draft = load(config.draft or follow)
     if target.tokenizer is not None and draft.tokenizer is not None:
         difference = first_difference(target.tokenizer, draft.tokenizer)
         if difference is not None:

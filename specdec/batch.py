@@ -47,7 +47,7 @@ class Row:
     @property
     def chooses(self) -> bool:
         """True when the row reaches its last known token, so that the target chooses the next."""
-        return self.start + self.num_base == self.request.num_tokens
+        return self.start + self.num_base == len(self.request.token_ids)
 
     @property
     def query_len(self) -> int:
@@ -75,7 +75,8 @@ class Row:
     @property
     def query_token_ids(self) -> list[int]:
         """The tokens this row feeds to the target, [query_len]."""
-        return self.request.token_ids[self.start : self.end] + list(self.draft_token_ids)
+        base = self.request.token_ids[self.start : self.start + self.num_base]
+        return [*base, *self.draft_token_ids] if self.draft_token_ids else base
 
     def with_drafts(self, draft_token_ids: tuple[int, ...], source: str = "") -> Row:
         """The same row with drafts riding in it."""

@@ -14,6 +14,7 @@ from specdec.errors import InvalidRequestError
 Method = Literal["auto", "none", "ngram", "suffix", "draft_model", "hybrid"]
 METHODS: tuple[str, ...] = ("auto", "none", "ngram", "suffix", "draft_model", "hybrid")
 DTYPES: tuple[str, ...] = ("auto", "float64", "float32", "bfloat16", "float16")
+QUANTIZATIONS: tuple[str, ...] = ("none", "int4", "int8", "int4-a8", "int8-a8")
 MAX_SPECULATIVE_TOKENS = 64
 
 
@@ -34,17 +35,20 @@ class ModelConfig:
     model           alias, hub id, directory or .gguf file
     dtype           "auto" picks what the device does well
     max_model_len   most tokens of a request, prompt and output together; None: the model's own
+    quantization    weights of linear layers in 4 or 8 bits (CPU); "-a8": their inputs in 8 bits too, which is faster
     """
 
     model: str
     dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
+    quantization: str = "none"
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise InvalidRequestError(f"model is {self.model!r}; it must name a model", param="model")
         _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("quantization", self.quantization, QUANTIZATIONS)
         if not isinstance(self.device, str):
             raise InvalidRequestError(f"device is {self.device!r}; it must be a name such as 'cpu'", param="device")
         if self.max_model_len is not None:
@@ -159,7 +163,10 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Everything an engine is built from."""
+    """Everything an engine is built from.
+
+    num_threads   threads of the CPU kernels, of the whole process; None: see `specdec.threads`
+    """
 
     target: ModelConfig
     draft: ModelConfig | None = None
@@ -167,6 +174,9 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     seed: int = 0
+    num_threads: int | None = None
 
     def __post_init__(self) -> None:
         _check_range("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.num_threads is not None:
+            _check_range("num_threads", self.num_threads, 1, 1024)

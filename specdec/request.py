@@ -218,7 +218,7 @@ class Request:
     @property
     def max_drafts(self) -> int:
         """Most drafts that can still be emitted: one place of the budget belongs to the target's own token."""
-        return max(self.max_output_tokens - self.num_output_tokens - 1, 0)
+        return max(self.max_output_tokens - len(self.token_ids) + self.num_prompt_tokens - 1, 0)
 
     @property
     def owes_prompt_logprobs(self) -> bool:

@@ -46,6 +46,8 @@ def share_evenly(wanted: Sequence[int], budget: int) -> list[int]:
     >>> share_evenly([5, 5], 3)
     [2, 1]
     """
+    if sum(wanted) <= budget:  # nearly always
+        return list(wanted)
     granted = [0] * len(wanted)
     order = sorted(range(len(wanted)), key=lambda i: (wanted[i], i))
     for position, i in enumerate(order):

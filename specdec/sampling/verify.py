@@ -26,17 +26,19 @@ def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdic
     drafts   the offers the rows' drafts come from; where they tell the law of their draws, rejection judges
     """
     prompt_logprobs, logits = _judge_prompts(batch, logits)
-    choices = [choice for row in batch for choice in _choices(row)]
+    choices: list[Choice] = []
+    places: list[int] = []
+    for row in batch:
+        places.append(len(choices))
+        choices += _choices(row)
     chosen, is_finite = choose(logits, choices)
-    places = list(accumulate((row.num_choices for row in batch), initial=0))[:-1]
     judged = _judged(batch, drafts, places)
     kept = dict(zip(judged, judge(list(judged.values()), logits, choices, chosen), strict=True)) if judged else {}
     token_ids: list[tuple[int, ...]] = []
     failed: list[bool] = []
-    for index, (row, place) in enumerate(zip(batch, places, strict=True)):
-        span = slice(place, place + row.num_choices)
-        token_ids.append(kept[index] if index in kept else _agreed(row, chosen[span]))
-        failed.append(not all(is_finite[span][: len(token_ids[-1])]))
+    for index, (row, place, end) in enumerate(zip(batch, places, [*places[1:], len(choices)], strict=True)):
+        token_ids.append(kept[index] if index in kept else _agreed(row, chosen[place:end]))
+        failed.append(not all(is_finite[place : place + len(token_ids[-1])]))
     logprobs = _logprobs(batch, logits, choices, token_ids, places)
     return Verdict(tuple(token_ids), tuple(failed), logprobs, prompt_logprobs)
 
@@ -58,6 +60,8 @@ def _judged(batch: Batch, drafts: Drafts | None, places: list[int]) -> dict[int,
 
 def _choices(row: Row) -> list[Choice]:
     drafts = row.draft_token_ids
+    if not drafts:  # nearly every row of plain decoding
+        return [Choice(row.request, row.request.num_output_tokens)] if row.chooses else []
     return [Choice(row.request, row.request.num_output_tokens + i, drafts[:i]) for i in range(row.num_choices)]
 
 
