@@ -34,7 +34,7 @@ class Start:
     """One start of the server.
 
     ready_seconds, first_token_seconds   since the process was started
-    cpu_seconds                          processor time of all its threads until then, which a busy machine disturbs least
+    cpu_seconds                          processor time of all its threads until then; a busy machine disturbs it least
     rss, peak_rss                        bytes after the first token, and the most so far (0 where unknown)
     """
 
