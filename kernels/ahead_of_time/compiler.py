@@ -1,62 +1,75 @@
-"""From a CompileCase to a cubin or an hsaco, and what its metadata says of registers, spills and shared memory."""
+"""Triton's compiler without a GPU: a case goes in, what its program takes comes out.
 
+It knows Triton's targets, NVIDIA's `cuobjdump` (Triton brings it) and the metadata of AMD's assembly.
+"""
+
+import os
 import re
 import subprocess
 import tempfile
-from pathlib import Path
 from typing import Any
-
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from specdec.kernels.ahead_of_time.case import CompileCase, Report
 
-_TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-}
+_ALIGNED = [["tt.divisibility", 16]]
 
 
 def compile_case(case: CompileCase, target: str) -> Report:
-    """Compile one case for one target; raises what Triton raises where it cannot."""
-    if target not in _TARGETS:
-        raise ValueError(f"target is {target!r}; it must be one of {', '.join(_TARGETS)}")
+    """Compile for "sm_80", "sm_90" or "gfx942", down to the binary.
+
+    RuntimeError where kernels are decorated for the interpreter in this process; what Triton raises where it refuses.
+    """
+    import triton
+
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError("TRITON_INTERPRET is set, so kernels cannot be compiled in this process; unset it")
     compiled = triton.compile(
-        ASTSource(case.fn, dict(case.signature), dict(case.constexprs), _alignments(case)),
-        target=_TARGETS[target],
-        options={"num_warps": case.num_warps, "num_stages": case.num_stages},
+        _source(case), target=_target(target), options={"num_warps": case.num_warps, "num_stages": case.num_stages}
     )
-    read = _read_amd if target.startswith("gfx") else _read_nvidia
-    registers, spills, size = read(compiled.asm)
-    return Report(case, target, registers, spills, compiled.metadata.shared, size)
+    is_amd = "amdgcn" in compiled.asm
+    registers, spills = _amd_resources(compiled.asm["amdgcn"]) if is_amd else _nvidia_resources(compiled.asm["cubin"])
+    return Report(case, target, registers, spills, int(compiled.metadata.shared), len(compiled.kernel))
 
 
-def _alignments(case: CompileCase) -> dict[tuple[int], list[list[Any]]]:
-    """Say of every pointer that it is a multiple of 16 bytes, as the launcher does after looking at it."""
-    return {
-        (index,): [["tt.divisibility", 16]]
-        for index, (name, kind) in enumerate(case.signature.items())
-        if kind.startswith("*") and name not in case.unaligned
-    }
+def _source(case: CompileCase) -> Any:
+    from triton.compiler import ASTSource
+
+    names = list(case.signature)
+    assert names == case.fn.arg_names, f"{case.name}: signature {names} is not the kernel's {case.fn.arg_names}"
+    aligned = [n for n, kind in case.signature.items() if kind.startswith("*") and n not in case.unaligned]
+    return ASTSource(
+        case.fn,
+        signature=dict(case.signature),
+        constexprs={(names.index(name),): value for name, value in case.constexprs.items()},
+        attrs={(names.index(name),): _ALIGNED for name in (*aligned, *case.multiples_of_16)},
+    )
 
 
-def _read_nvidia(asm: dict[str, Any]) -> tuple[int, int, int]:
-    """Return registers, spilled bytes and size of a cubin: what it keeps on its stack are spills."""
+def _target(name: str) -> Any:
+    from triton.backends.compiler import GPUTarget
+
+    return (
+        GPUTarget("hip", name, 64) if name.startswith("gfx") else GPUTarget("cuda", int(name.removeprefix("sm_")), 32)
+    )
+
+
+def _nvidia_resources(cubin: bytes) -> tuple[int, int]:
+    """Registers a thread, and bytes of its stack: kernels without calls or local arrays only spill there."""
+    import triton
+
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(asm["cubin"])
-        tool = str(triton.knobs.nvidia.cuobjdump.path)
-        said = subprocess.run([tool, "-res-usage", str(path)], capture_output=True, text=True, check=True).stdout
-    usage = {name: int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
-    return usage["REG"], usage["STACK"] + usage["LOCAL"], len(asm["cubin"])
+        path = os.path.join(folder, "kernel.cubin")
+        with open(path, "wb") as file:
+            file.write(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", path]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    if found is None:
+        raise RuntimeError(f"cuobjdump says nothing of registers: {text!r}")
+    return int(found[1]), int(found[2])
 
 
-def _read_amd(asm: dict[str, Any]) -> tuple[int, int, int]:
-    """Return vector registers, spilled bytes and size of an hsaco, from the notes in its assembly."""
-    notes = {
-        name: int(number)
-        for name, number in re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", asm["amdgcn"])
-    }
-    return notes["vgpr_count"], notes["private_segment_fixed_size"], len(asm["hsaco"])
+def _amd_resources(assembly: str) -> tuple[int, int]:
+    """Vector registers a thread (both files), and bytes of its scratch."""
+    counts = {name: int(value) for name, value in re.findall(r"\.(\w+): +(\d+)$", assembly, re.MULTILINE)}
+    return counts["vgpr_count"], counts["private_segment_fixed_size"]
