@@ -1,0 +1,67 @@
+"""Optimisers: Muon for the matrices of the layer, AdamW for the rest, and a running mean of the weights.
+
+It knows parameters by shape and name. (Muon: Jordan et al. 2024; the scale that gives an update AdamW's size:
+Liu et al. 2025, arXiv 2502.16982.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def build(model: nn.Module, muon_rate: float, adam_rate: float) -> list[torch.optim.Optimizer]:
+    """Muon over every matrix but the output head and embeddings, AdamW over those and the vectors."""
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_inner = parameter.ndim == 2 and "lm_head" not in name and "embed" not in name
+            (matrices if is_inner else others).append(parameter)
+    optimisers: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=muon_rate, weight_decay=0.0)]
+    if others:
+        optimisers.append(torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0))
+    for optimiser in optimisers:
+        for settings in optimiser.param_groups:
+            settings["base_rate"] = settings["lr"]
+    return optimisers
+
+
+def set_rate(optimisers: Iterable[Any], factor: float) -> None:
+    """Scale every learning rate from its own base."""
+    for optimiser in optimisers:
+        for settings in optimiser.param_groups:
+            settings["lr"] = settings["base_rate"] * factor
+
+
+def rate_factor(step: int, share_done: float, warmup: int = 20, cooldown: float = 0.25) -> float:
+    """Up over `warmup` steps, level, then down in a line to 5 % over the last `cooldown` share of the run."""
+    down = min(1.0, max(0.0, 1.0 - share_done) / cooldown)
+    return min(1.0, (step + 1) / warmup) * max(0.05, down)
+
+
+class RunningMean:
+    """An exponential mean of a model's weights: what is saved and measured while training goes on."""
+
+    def __init__(self, model: nn.Module, most: float = 0.98) -> None:
+        self.most, self.updates = most, 0
+        self.values = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Take one step of weights in."""
+        self.updates += 1
+        keep = min(self.most, (1 + self.updates) / (10 + self.updates))
+        for name, value in model.state_dict().items():
+            self.values[name].lerp_(value.to(self.values[name].dtype), 1 - keep)
+
+    def state(self) -> dict[str, Any]:
+        """What resuming needs."""
+        return {"updates": self.updates, "values": self.values}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state."""
+        values: dict[str, Tensor] = state["values"]
+        self.updates, self.values = state["updates"], dict(values)
