@@ -63,3 +63,30 @@ def walk(lengths: Sequence[int], k: int) -> Tally:
         steps += 1
         at += run + 1
     return Tally(steps, tuple(accepted))
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A draft beside n-gram lookup, which has the word wherever it has an offer.
+
+    alone      n-gram lookup without the draft: steps without an offer accept nothing
+    hybrid     both
+    without    the draft's own steps in that decode: those without an n-gram offer
+    """
+
+    alone: Tally
+    hybrid: Tally
+    without: Tally
+
+
+def walk_beside(draft: Sequence[int], ngram: Sequence[int], k: int) -> Shared:
+    """Decode over the text with both; ngram[i] is -1 where lookup has nothing to offer."""
+    both = [d if n < 0 else n for d, n in zip(draft, ngram, strict=True)]
+    accepted, steps, at = [0] * k, 0, 0
+    while at < len(both):
+        if ngram[at] < 0:
+            steps += 1
+            for j in range(min(draft[at], k)):
+                accepted[j] += 1
+        at += min(both[at], k) + 1
+    return Shared(walk([max(n, 0) for n in ngram], k), walk(both, k), Tally(steps, tuple(accepted)))

@@ -14,33 +14,43 @@ from draft_models.corpus import prompt_ids
 from specdec import LLM, SamplingParams
 
 TEMPERATURES = (0.0, 0.7, 0.0, 1.0)  # half greedy, the rest sampled, in turn
+BATCH = 64  # prompts given to the engine at once
 
 
-def complete(records: Sequence[dict[str, Any]], target: str, path: Path, max_tokens: int = 256) -> list[dict[str, Any]]:
+def complete(
+    records: Sequence[dict[str, Any]],
+    target: str,
+    path: Path,
+    max_tokens: int = 256,
+    temperatures: Sequence[float] = TEMPERATURES,
+) -> list[dict[str, Any]]:
     """Every record with an answer; those that lack one get it from the target.
 
-    path   JSON lines of the answers generated so far; read first, then appended to
+    path           JSON lines of the answers generated so far; read first, then appended to
+    temperatures   taken in turn; sampled answers use top_p 0.95 in the mixture and 1 where only one is asked for
     """
     done = _read(path)
     missing = [r for r in records if "response" not in r and "response_ids" not in r and _key(r) not in done]
     if missing:
-        done |= _generate(missing, target, path, max_tokens)
+        done |= _generate(missing, target, path, max_tokens, temperatures)
     return [r if "response" in r or "response_ids" in r else done[_key(r)] for r in records]
 
 
 def _generate(
-    records: Sequence[dict[str, Any]], target: str, path: Path, max_tokens: int, batch: int = 64
+    records: Sequence[dict[str, Any]], target: str, path: Path, max_tokens: int, mixture: Sequence[float]
 ) -> dict[str, dict[str, Any]]:
     llm = LLM(target, draft="ngram")
     if llm.tokenizer is None:
         raise ValueError(f"{target} has no tokenizer; give data with answers")
     inner, found = llm.engine.target.model.tokenizer, {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    for at in range(0, len(records), batch):
-        part = records[at : at + batch]
-        temperatures = [TEMPERATURES[(at + i) % len(TEMPERATURES)] for i in range(len(part))]
+    for at in range(0, len(records), BATCH):
+        part = records[at : at + BATCH]
+        temperatures = [mixture[(at + i) % len(mixture)] for i in range(len(part))]
         params = [
-            SamplingParams(temperature=t, top_p=0.95 if t else 1.0, max_tokens=max_tokens, seed=at + i)
+            SamplingParams(
+                temperature=t, top_p=0.95 if t and len(mixture) > 1 else 1.0, max_tokens=max_tokens, seed=at + i
+            )
             for i, t in enumerate(temperatures)
         ]
         outputs = llm.generate([prompt_ids(inner, r["prompt"]) for r in part], params)

@@ -75,6 +75,15 @@ def load_head(folder: Path) -> tuple[Eagle3Head, HeadFacts]:
     return head, HeadFacts(tuple(ours["feature_layer_ids"]), ours["target"], ours["base"], draft_ids)
 
 
+def load_facts(folder: Path) -> tuple[int, ...] | None:
+    """The entry layers a head of ours reads, or None where the folder holds an ordinary model."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no config.json; a draft is a checkpoint directory")
+    ours = json.loads(path.read_text()).get("specdec")
+    return tuple(ours["feature_layer_ids"]) if ours else None
+
+
 def _config(head: HeadConfig, facts: HeadFacts, dtype: torch.dtype) -> dict[str, Any]:
     shapes = {name: value for name, value in asdict(head).items() if name != "num_features"}
     return {

@@ -58,7 +58,8 @@ class Eagle3(nn.Module):
         head, facts = load_head(folder)
         if facts.base != target.base:
             raise ValueError(
-                f"{folder} was trained for weights {facts.base[:12]} of {facts.target}; this target has {target.base[:12]}"
+                f"{folder} was trained for the weights {facts.base[:12]} of {facts.target}; "
+                f"this target's are {target.base[:12]}"
             )
         return cls(head, facts, target.end(facts.draft_ids), stored)
 

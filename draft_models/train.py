@@ -10,14 +10,14 @@ import argparse
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
-from draft_models import answers, corpus, provenance
+from draft_models import answers, corpus, provenance, start
 from draft_models.features import FeatureTap, Sample, compute, describe
 from draft_models.recipes import Eagle3, TinyLlama
 from draft_models.supply import Supply
@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     add("--answer-length", type=int, default=256, help="tokens at which answers of the data were cut")
     add("--epochs", type=int, default=3)
     add("--rows", type=int, help="answer tokens to train on in all; default: --epochs times the data")
+    add("--fit-shards", type=int, default=8, help="shards of 32 examples the start of a head is solved from")
     add("--minutes", type=float, help="stop (and save) after this long; run again to continue")
     add("--batch-rows", type=int, default=1024)
     add("--unroll", type=int, default=3, help="steps of the training-time test (1 for --method llama)")
@@ -87,7 +88,7 @@ def read_data(args: argparse.Namespace, target: Target) -> Data:
 def layers_of(args: argparse.Namespace, target: Target) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Entry layers the head reads, and those stored: the last entry, which gives the target's law, is one."""
     num_layers = target.config.num_hidden_layers
-    layers = args.feature_layers or (min(2, num_layers), num_layers // 2, num_layers)
+    layers = args.feature_layers or tuple(sorted({min(2, num_layers // 2), num_layers // 2, num_layers}))
     if list(layers) != sorted(layers):
         raise ValueError(f"--feature-layers is {layers}; columns of fc stand in ascending order")
     stored = args.stored_layers or tuple(sorted({*layers, num_layers}))
@@ -120,8 +121,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         describe(args.features, stored, data=corpus.file_hash(args.data), seed=args.seed, max_tokens=args.max_length)
     heldout: list[Sample] = list(compute(tap, data.heldout[: args.heldout_most]))
     recipe = build_recipe(args, target, data, (layers, stored)).to(device)
+    supply = Supply(data.training, tap, args.epochs, args.features)
     settings = _settings(args, data)
-    trainer = Trainer(recipe, Supply(data.training, tap, args.epochs, args.features), heldout, settings, args.out)
+    if isinstance(recipe, Eagle3):
+        settings = replace(settings, fc_scale=1.0 / _begin(args, recipe, target, supply))
+    trainer = Trainer(recipe, supply, heldout, settings, args.out)
     logger.info("%d examples, %d held out; %d rows to go through", len(data.training), len(data.heldout), settings.rows)
     trainer.run(None if args.minutes is None else began + 60 * args.minutes)
     if trainer.accelerator.is_main_process:
@@ -130,6 +134,16 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows=trainer.progress.rows, distinct_shards=len(trainer.supply.visits),
             hours=round(trainer.progress.seconds / 3600, 3),
         )  # fmt: skip
+
+
+def _begin(args: argparse.Namespace, recipe: Eagle3, target: Target, supply: Supply) -> float:
+    """Solve the start of a fresh head; the size of its features either way."""
+    resumes = (args.out / "state.pt").exists()
+    shards = range(1 if resumes else min(args.fit_shards, supply.num_shards))
+    samples = [sample for shard in shards for sample in supply.samples(shard)]
+    if resumes:
+        return start.feature_size(samples, recipe.picks, recipe.head.config.hidden_size)
+    return start.fit(recipe.head, target, samples, recipe.picks)
 
 
 def _settings(args: argparse.Namespace, data: Data) -> Settings:

@@ -43,6 +43,7 @@ class Settings:
     decay: float = 0.8
     muon_rate: float = 0.02
     adam_rate: float = 3e-4
+    fc_scale: float = 1.0
     clip: float = 1.0
     every_seconds: float = 240.0
     k: int = 5
@@ -65,7 +66,7 @@ class Trainer:
     def __init__(self, recipe: Any, supply: Supply, heldout: Sequence[Sample], settings: Settings, out: Path) -> None:
         self.recipe, self.supply, self.heldout, self.settings, self.out = recipe, supply, heldout, settings, out
         self.accelerator = Accelerator()
-        optimisers = optim.build(recipe, settings.muon_rate, settings.adam_rate)
+        optimisers = optim.build(recipe, settings.muon_rate, settings.adam_rate, settings.fc_scale)
         loss = UnrolledLoss(recipe, settings.unroll, settings.decay)
         self.loss, *self.optimisers = self.accelerator.prepare(loss, *optimisers)
         self.mean = optim.RunningMean(recipe)
@@ -138,10 +139,11 @@ class Trainer:
     def _sentence(self, line: dict[str, Any]) -> str:
         done, whole = self.progress.rows, self.settings.rows
         left = self.progress.seconds * (whole - done) / max(done, 1)
+        speed = done / max(self.progress.seconds, 1e-9)
         return (
-            f"{done:,} of {whole:,} rows ({100 * done / whole:.1f} %), loss {line['loss']}, held-out mean acceptance "
-            f"length at k = {self.settings.k}: {line['mean_acceptance_length']:.3f}, by position {line['conditional']}, "
-            f"{done / max(self.progress.seconds, 1e-9):.0f} rows/s, about {left / 60:.0f} min left"
+            f"{done:,} of {whole:,} rows ({100 * done / whole:.1f} %), loss {line['loss']}, "
+            f"held-out mean acceptance length at k = {self.settings.k}: {line['mean_acceptance_length']:.3f}, "
+            f"by position {line['conditional']}, {speed:.0f} rows/s, about {left / 60:.0f} min left"
         )
 
     def _save_state(self) -> None:
