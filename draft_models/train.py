@@ -18,7 +18,7 @@ import torch
 from accelerate import Accelerator
 
 from draft_models import answers, corpus, provenance, start
-from draft_models.features import FeatureTap, Sample, compute, describe
+from draft_models.features import FeatureTap, Sample, describe
 from draft_models.recipes import Eagle3, TinyLlama
 from draft_models.supply import Supply
 from draft_models.target import Target, load_target
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tap = FeatureTap(target.model, stored)
     if args.features is not None:
         describe(args.features, stored, data=corpus.file_hash(args.data), seed=args.seed, max_tokens=args.max_length)
-    heldout: list[Sample] = list(compute(tap, data.heldout[: args.heldout_most]))
+    heldout = _heldout(args, data, tap)
     recipe = build_recipe(args, target, data, (layers, stored)).to(device)
     supply = Supply(data.training, tap, args.epochs, args.features)
     settings = _settings(args, data)
@@ -134,6 +134,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows=trainer.progress.rows, distinct_shards=len(trainer.supply.visits),
             hours=round(trainer.progress.seconds / 3600, 3),
         )  # fmt: skip
+
+
+def _heldout(args: argparse.Namespace, data: Data, tap: FeatureTap) -> list[Sample]:
+    """Held-out samples; kept where features are."""
+    folder = None if args.features is None else args.features / f"heldout-{args.heldout_percent:g}-{args.heldout_most}"
+    most = args.heldout_most
+    return Supply(data.heldout[:most], tap, 1, folder, shard_size=most).samples(0)
 
 
 def _begin(args: argparse.Namespace, recipe: Eagle3, target: Target, supply: Supply) -> float:
