@@ -9,7 +9,7 @@ import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,24 +53,21 @@ def engine_config(
     num_threads: int | None = None,
 ) -> EngineConfig:
     """Compose an EngineConfig from flat options; the flags of the server are these names."""
-    target = os.fspath(target) if isinstance(target, os.PathLike) else target
-    draft = os.fspath(draft) if isinstance(draft, os.PathLike) else draft
-    resolved = resolve_draft(draft, _speculative_config(speculative), str(target))
+    target = _name(target)
+    resolved = resolve_draft(_name(draft), _speculative_config(speculative), str(target))
     if draft_device is not None and draft_device != device:
         raise InvalidRequestError(
             f"draft_device is {draft_device!r}; the draft shares the target's blocks and must be on {device!r}",
             param="draft_device",
         )
-    draft_model = None
-    if resolved.draft is not None and draft_dtype is not None:
-        draft_model = ModelConfig(model=resolved.draft, dtype=draft_dtype, device=device, quantization=quantization)
+    model = ModelConfig(
+        model=target, dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization
+    )
     if max_num_batched_tokens is None:
         max_num_batched_tokens = _default_batched_tokens(device, max_num_seqs)
     return EngineConfig(
-        target=ModelConfig(
-            model=target, dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization
-        ),
-        draft=draft_model,
+        target=model,
+        draft=_draft_model(model, resolved.draft, draft_dtype),
         cache=CacheConfig(
             block_size=block_size,
             kv_cache_memory=kv_cache_memory,
@@ -83,6 +80,17 @@ def engine_config(
         seed=seed,
         num_threads=num_threads,
     )
+
+
+def _draft_model(target: ModelConfig, draft: str | None, dtype: str | None) -> ModelConfig | None:
+    """The draft's own configuration; None where it follows the target's in everything."""
+    if draft is None or dtype is None:
+        return None
+    return replace(target, model=draft, dtype=dtype, max_model_len=None)
+
+
+def _name(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _speculative_config(value: SpeculativeConfig | Mapping[str, Any] | None) -> SpeculativeConfig:
