@@ -42,6 +42,8 @@ def resolve_draft(draft: str | None, speculative: SpeculativeConfig, target: str
         return replace(speculative, method="none", draft=None)
     if draft == "auto":
         shipped = shipped_draft(target)
+        if shipped is not None and speculative.acceptance == "rejection":  # a hybrid picks after the draw
+            return replace(speculative, method="draft_model", draft=str(shipped))
         return replace(speculative, method="hybrid", draft=None if shipped is None else str(shipped))
     if draft == "ngram":
         return replace(speculative, method="ngram", draft=None)

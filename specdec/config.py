@@ -134,6 +134,12 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
         _check_choice("acceptance", self.acceptance, ("coupled", "rejection"))
+        if self.acceptance == "rejection" and self.method == "hybrid" and self.draft is not None:
+            raise InvalidRequestError(
+                "acceptance 'rejection' is given with method 'hybrid', which picks an offer after it is drawn; "
+                "name method 'draft_model', or keep acceptance 'coupled'",
+                param="acceptance",
+            )
         _check_choice("forced_tokens", self.forced_tokens, (True, False))
         if self.adaptive:
             raise InvalidRequestError("adaptive=True is not supported yet; draft lengths are fixed", param="adaptive")
