@@ -61,7 +61,7 @@ def pack(weights: LlamaWeights, dtype: torch.dtype, quantization: Quantization |
     for layer in weights.layers:
         norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm)
         numbers = [keep(None if norm is None else _wide(norm)) for norm in norms]
-        for weight in (layer.qkv, layer.out, _interleave(layer), layer.down):
+        for weight in (layer.qkv, layer.out, interleave(layer), layer.down):
             panels, code = _panels(weight, dtype, quantization)
             numbers += [keep(panels), code]
             held.append((linear.KINDS[code], panels.nbytes))
@@ -109,7 +109,7 @@ def _panels(weight: Tensor, dtype: torch.dtype, quantization: Quantization | Non
     return linear.pack(weight.detach().to(dtype).contiguous()), native.DTYPES[dtype]
 
 
-def _interleave(layer: LayerWeights) -> Tensor:
+def interleave(layer: LayerWeights) -> Tensor:
     """Return gate and up in turns of half a panel, so that a panel's sums hold both factors of its outputs."""
     half = native.function("specdec_panel", "", "i")() // 2
     missing = -layer.gate.shape[0] % half
