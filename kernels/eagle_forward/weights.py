@@ -1,7 +1,9 @@
 """The tensors of an EAGLE-3 head, by name."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from specdec.kernels.llama_forward.weights import LayerWeights, LlamaShape
@@ -29,3 +31,17 @@ class EagleWeights:
     sin: Tensor  # [positions, R]
     is_residual_normed: bool  # attention is added to the normed feature
     is_feedback_normed: bool  # the next draft's feature has passed the final norm
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "EagleWeights":
+        """The same weights on a device; floating ones in `dtype`, rotary tables at least in float32."""
+        wide = torch.promote_types(dtype, torch.float32)
+
+        def move(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return value.detach().to(device, dtype) if value.is_floating_point() else value.to(device)
+
+        layer = LayerWeights(**{f.name: move(getattr(self.layer, f.name)) for f in fields(LayerWeights)})
+        moved = {f.name: move(getattr(self, f.name)) for f in fields(EagleWeights) if f.name != "layer"}
+        moved |= {"cos": self.cos.to(device, wide), "sin": self.sin.to(device, wide)}
+        return EagleWeights(layer=layer, **moved)

@@ -159,7 +159,7 @@ class Forward {
     void keep_feature(int64_t layer, int64_t t) {
         for (int64_t f = 0; f < step.num_features; ++f)
             if (step.feature_layers[f] == layer)
-                std::memcpy(step.features + (f * step.num_tokens + t) * shape.width, hidden + t * shape.width,
+                std::memcpy(step.features + (t * step.num_features + f) * shape.width, hidden + t * shape.width,
                             shape.width * sizeof(float));
     }
 
