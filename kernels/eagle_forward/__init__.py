@@ -15,7 +15,7 @@ from specdec.kernels import native
 from specdec.kernels.eagle_forward import kernel, reference
 from specdec.kernels.eagle_forward.weights import EagleWeights
 
-__all__ = ["Drafted", "EagleWeights", "Pairs", "PackedEagle", "draft", "fuse", "keep", "pack_eagle"]
+__all__ = ["Drafted", "EagleWeights", "PackedEagle", "Pairs", "draft", "fuse", "keep", "pack_eagle"]
 
 PackedEagle = kernel.PackedEagle
 
@@ -57,9 +57,7 @@ def fuse(model: "PackedEagle | EagleWeights", streams: Tensor) -> Tensor:
     return kernel.fuse(model, streams)
 
 
-def keep(
-    model: "PackedEagle | EagleWeights", pairs: Pairs, slot_mapping: Tensor, cache: tuple[Tensor, Tensor]
-) -> None:
+def keep(model: "PackedEagle | EagleWeights", pairs: Pairs, slot_mapping: Tensor, cache: tuple[Tensor, Tensor]) -> None:
     """Write keys and values of pairs of true features.
 
     slot_mapping  [N] int64

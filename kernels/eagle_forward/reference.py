@@ -78,7 +78,9 @@ def _project(
     embedded = F.embedding(token_ids, model.embedding).to(wide)
     e = elementwise.rms_norm(embedded, layer.input_norm.to(wide), shape.eps)
     c = elementwise.rms_norm(features, model.hidden_norm.to(wide), shape.eps)
-    qkv = F.linear(torch.cat([e, c], 1), layer.qkv.to(wide), None if layer.qkv_bias is None else layer.qkv_bias.to(wide))
+    qkv = F.linear(
+        torch.cat([e, c], 1), layer.qkv.to(wide), None if layer.qkv_bias is None else layer.qkv_bias.to(wide)
+    )
     heads = qkv.view(len(qkv), -1, shape.head_dim)
     q, k, v = heads.tensor_split((shape.num_heads, shape.num_heads + shape.num_kv_heads), dim=1)
     if layer.q_norm is not None and layer.k_norm is not None:
@@ -100,7 +102,9 @@ def _attend(model: EagleWeights, q: Tensor, positions: Tensor, block_tables: Ten
     k_slots, v_slots = (kept.flatten(0, 1)[:, None] for kept in cache)
     bounds = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
     tables, lens = slots.to(torch.int32).contiguous(), positions.to(torch.int32)
-    mixed = paged_attention(q.contiguous(), k_slots, v_slots, tables, lens, bounds, model.shape.scale, model.layer.window)
+    mixed = paged_attention(
+        q.contiguous(), k_slots, v_slots, tables, lens, bounds, model.shape.scale, model.layer.window
+    )
     bias = model.layer.out_bias
     return F.linear(mixed.flatten(1), model.layer.out.to(q.dtype), None if bias is None else bias.to(q.dtype))
 

@@ -78,7 +78,7 @@ def refuse_other_kinds(values: Mapping[str, Any]) -> None:
         raise UnsupportedModelError(f"the draft's architecture {architecture!r} is not supported; {EXPECTED}")
     if (values.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
         raise UnsupportedModelError(
-            f"the draft's eagle_config says use_aux_hidden_state=false (it reads the target's normed output); {EXPECTED}"
+            f"the draft's eagle_config says use_aux_hidden_state=false, so it reads the normed output; {EXPECTED}"
         )
 
 

@@ -137,7 +137,7 @@ def _target_embedding(target: LoadedModel, config: EagleConfig) -> Tensor:
         raise UnsupportedModelError(f"the target's embedding is a {type(module).__name__}, which a head cannot share")
     if weight.shape[1] != width:
         raise ModelLoadError(
-            f"the draft has no embed_tokens.weight and is {width} wide; the target's embedding is {weight.shape[1]} wide"
+            f"the draft is {width} wide and has no embed_tokens.weight; the target's is {weight.shape[1]} wide"
         )
     if weight.is_meta:  # the native forward holds it packed
         names = ["model.embed_tokens.weight", "embed_tokens.weight"]

@@ -19,9 +19,10 @@ def decoder_layers(model: LoadedModel) -> nn.ModuleList:
     """The list whose i-th member holds the i-th attention module."""
     attention = model.attention.modules
     for found in model.module.modules():
-        if isinstance(found, nn.ModuleList) and len(found) == len(attention):
-            if all(any(own is m for m in layer.modules()) for layer, own in zip(found, attention, strict=True)):
-                return found
+        if not isinstance(found, nn.ModuleList) or len(found) != len(attention):
+            continue
+        if all(any(own is m for m in layer.modules()) for layer, own in zip(found, attention, strict=True)):
+            return found
     raise UnsupportedModelError(
         f"{type(model.module).__name__} has no plain list of decoder layers, so a draft over its features cannot run"
     )

@@ -139,7 +139,9 @@ class EagleProposer:
             Choice(row.request, row.request.num_output_tokens + len(ids), ids)
             for row, ids in zip(rows, before, strict=False)
         ]
-        token_ids, _ = choose(scores, choices)  # where the rule leaves nothing of the draft vocabulary: id 0, a wrong guess
+        token_ids, _ = choose(
+            scores, choices
+        )  # where the rule leaves nothing of the draft vocabulary: id 0, a wrong guess
         picked = scores.gather(1, torch.tensor(token_ids, device=scores.device)[:, None])[:, 0]
         return list(zip(token_ids, (picked - logits.logsumexp(1)).exp().tolist(), strict=True))
 

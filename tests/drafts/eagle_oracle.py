@@ -19,7 +19,9 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def turn(x: Tensor, base: float) -> Tensor:
     """x [T, heads, D], row i by angle i."""
     half = x.shape[-1] // 2
-    angles = torch.arange(len(x), dtype=torch.float64)[:, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.arange(len(x), dtype=torch.float64)[:, None] * base ** (
+        -torch.arange(half, dtype=torch.float64) / half
+    )
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)

@@ -86,7 +86,9 @@ def streams(target: str, ids: list[int], layer_ids: tuple[int, ...]) -> Tensor:
     return torch.cat([kept[i][0] for i in layer_ids], -1)
 
 
-def fit(weights: dict[str, Tensor], target: str, texts: list[list[int]], layer_ids: tuple[int, ...], depth: int) -> None:
+def fit(
+    weights: dict[str, Tensor], target: str, texts: list[list[int]], layer_ids: tuple[int, ...], depth: int
+) -> None:
     """Solve for the lm_head that guesses these texts best, in place: a head that is often right, in a second.
 
     Rows are those of true features and, behind each, `depth - 1` of the head's own. The draft vocabulary becomes what

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 
 import specdec
 from specdec.batch import Drafts, Offer, Plan
-from specdec.llm import LLM
+from specdec.llm import LLM, engine_config
 from specdec.proposers.eagle import EagleProposer
 from tests.drafts.eagle_oracle import Straight
 from tests.drafts.eagle_toys import HEADS, KV_HEADS, fit, safeai_config, streams, target_model, tensors, write
@@ -33,7 +32,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
 def weights(target: str) -> dict[str, torch.Tensor]:
     """A head fitted to what the target says to the prompts: right about often enough for every branch to run."""
     made = tensors()
-    texts = [p + a for p, a in zip(PROMPTS, run(llm(target, None), PROMPTS, max_tokens=24, ignore_eos=True), strict=True)]
+    texts = [
+        p + a for p, a in zip(PROMPTS, run(llm(target, None), PROMPTS, max_tokens=24, ignore_eos=True), strict=True)
+    ]
     fit(made, target, texts[:3], LAYERS, DEPTH)
     return made
 
@@ -54,7 +55,9 @@ def offers_of(made: LLM) -> Iterator[list[tuple[list[int], Offer]]]:
 
     def spy(plan: Plan) -> Drafts:
         drafts = original(plan)
-        seen.extend((list(row.request.token_ids), offer) for row, offer in zip(plan, drafts, strict=True) if row.max_drafts)
+        seen.extend(
+            (list(row.request.token_ids), offer) for row, offer in zip(plan, drafts, strict=True) if row.max_drafts
+        )
         return drafts
 
     proposer.propose = spy  # type: ignore[method-assign]
@@ -113,9 +116,7 @@ def test_acceptance_does_not_depend_on_how_the_text_was_computed(scene: str, tar
     assert [accepted(made, [prompt])[0] for prompt in PROMPTS] == cold
 
 
-def test_drafts_behind_a_preemption_equal_a_recompute(
-    target: str, head: str, weights: dict[str, torch.Tensor]
-) -> None:
+def test_drafts_behind_a_preemption_equal_a_recompute(target: str, head: str, weights: dict[str, torch.Tensor]) -> None:
     """Where the text is cut into steps differs; what is drafted behind it does not, nor what comes out."""
     made = llm(target, head, DEPTH, block_size=4, num_kv_blocks=24)
     plain = run(llm(target, None), PROMPTS, max_tokens=24, ignore_eos=True)
@@ -129,12 +130,12 @@ def test_acceptance_is_the_same_behind_a_prefix_hit(target: str, head: str, weig
     """A block-aligned hit too, and one whose blocks were first computed for another continuation."""
     made = llm(target, head, DEPTH, block_size=4)
     long = PROMPTS[0]
-    cold = [accepted(llm(target, head, DEPTH, block_size=4), [p])[0] for p in (long, long[:17] + [3, 1, 4, 1, 5])]
+    cold = [accepted(llm(target, head, DEPTH, block_size=4), [p])[0] for p in (long, [*long[:17], 3, 1, 4, 1, 5])]
     made = llm(target, head, DEPTH, block_size=4)
-    accepted(made, [long + [9, 9]])
+    accepted(made, [[*long, 9, 9]])
     hits = made.engine.scheduler.pool.num_hit_tokens
     with offers_of(made) as seen:
-        warm = [accepted(made, [p])[0] for p in (long, long[:17] + [3, 1, 4, 1, 5])]
+        warm = [accepted(made, [p])[0] for p in (long, [*long[:17], 3, 1, 4, 1, 5])]
     assert made.engine.scheduler.pool.num_hit_tokens - hits >= 32 + 16
     assert warm == cold
     assert_recomputed(seen, target, weights)
@@ -204,5 +205,9 @@ def test_blocks_without_pairs_stop_drafts_but_not_the_request(target: str, head:
     assert accepted(made, [PROMPTS[0]]) == plain
 
 
-def test_method_and_directory_say_the_same(target: str, head: str, tmp_path: Path) -> None:
-    assert specdec.LLM(target, head, num_kv_blocks=64).config.speculative.method == "eagle"
+def test_method_and_directory_say_the_same(target: str, head: str) -> None:
+    for speculative in (None, specdec.SpeculativeConfig(method="eagle", draft=head)):
+        assert engine_config(target, head, speculative).speculative.method == "eagle"
+    assert engine_config(target, target).speculative.method == "draft_model"
+    with pytest.raises(ValueError, match="'eagle' needs draft="):
+        specdec.SpeculativeConfig(method="eagle")

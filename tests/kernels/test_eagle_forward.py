@@ -24,9 +24,9 @@ def head(seed: int = 0, **changes: Any) -> EagleWeights:
     angles = torch.arange(200)[:, None] * 0.3 ** torch.arange(8)
     angles = torch.cat([angles, angles], 1)
     layer = LayerWeights(
-        input_norm=1 + new(WIDTH), qkv=new(8 * 16, 2 * WIDTH), qkv_bias=new(8 * 16), q_norm=1 + new(16), k_norm=1 + new(16),
-        out=new(WIDTH, 64), out_bias=new(WIDTH), post_norm=1 + new(WIDTH), gate=new(72, WIDTH), up=new(72, WIDTH),
-        down=new(WIDTH, 72), window=changes.pop("window", None),
+        input_norm=1 + new(WIDTH), qkv=new(8 * 16, 2 * WIDTH), qkv_bias=new(8 * 16), q_norm=1 + new(16),
+        k_norm=1 + new(16), out=new(WIDTH, 64), out_bias=new(WIDTH), post_norm=1 + new(WIDTH), gate=new(72, WIDTH),
+        up=new(72, WIDTH), down=new(WIDTH, 72), window=changes.pop("window", None),
     )  # fmt: skip
     weights = EagleWeights(
         shape=SHAPE, fc=new(WIDTH, STREAMS), fc_bias=new(WIDTH), feature_norm=1 + new(STREAMS), num_feature_norms=2,
@@ -106,7 +106,11 @@ def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
             feature = fuse(packed, streams[r, t - 1 : t])
             slot = tables[r, t // BLOCK_SIZE].long()[None] * BLOCK_SIZE + t % BLOCK_SIZE
             keep(packed, Pairs(tokens[r, t : t + 1], torch.tensor([t]), feature), slot, cache)
-        pair = Pairs(tokens[r, length - 1 : length], torch.tensor([length - 1]), fuse(packed, streams[r, length - 2 : length - 1]))
+        pair = Pairs(
+            tokens[r, length - 1 : length],
+            torch.tensor([length - 1]),
+            fuse(packed, streams[r, length - 2 : length - 1]),
+        )
         alone = draft(packed, pair, tables[r : r + 1], [1, 1, 1], cache)
         assert torch.equal(alone.token_ids[0], together.token_ids[r])
         assert torch.equal(alone.confidences[0], together.confidences[r])
