@@ -19,7 +19,7 @@ from specdec.kernels.eagle_forward import EagleWeights, PackedEagle, pack_eagle
 from specdec.kernels.llama_forward import LayerWeights, LlamaShape
 from specdec.kv_cache import LayerShape
 from specdec.models.checkpoint import read_json, read_tensors, tensor_shapes
-from specdec.models.eagle_config import EagleConfig, read_config
+from specdec.models.eagle_config import EXPECTED, EagleConfig, read_config
 from specdec.models.eagle_layout import canonical, check_tensors, looks_like_feature_draft, refuse_other_kinds
 from specdec.models.loaded import LoadedModel
 from specdec.tokenizer import first_difference
@@ -65,6 +65,8 @@ def load_eagle(path: Path, target: LoadedModel, dtype: torch.dtype) -> EagleHead
     dtype   bfloat16 on a CPU with native code holds linear weights as 8-bit codes: half the memory to read, and what
             they round off can only cost acceptance
     """
+    if not is_feature_draft(path):
+        raise UnsupportedModelError(f"{path} holds no feature draft; {EXPECTED}")
     values = read_json(path / "config.json")
     config = read_config(values, target.config.num_hidden_layers)
     tensors = {canonical(name): tensor for name, tensor in read_tensors(path).items()}
