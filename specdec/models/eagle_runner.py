@@ -38,24 +38,44 @@ class EagleRunner:
     @torch.inference_mode()
     def keep(self, segments: Sequence[Segment], features: Tensor) -> None:
         """Write the pairs of the segments' tokens with the true features [T, width] of the positions before them."""
-        batch = self._pack(segments)
-        keep(self.head.weights, Pairs(batch.token_ids, batch.positions, features), batch.slot_mapping, self._layer)
+        size = self.cache.block_size
+        columns = [
+            (token_id, p, s.block_table[p // size] * size + p % size)
+            for s in segments
+            for p, token_id in enumerate(s.token_ids, start=s.start)
+        ]
+        token_ids, positions, slots = torch.tensor(columns, device=self.head.device).T.contiguous()
+        keep(self.head.weights, Pairs(token_ids, positions, features), slots, self._layer)
+
+    def pack(self, segments: Sequence[Segment]) -> ForwardBatch:
+        """Lay segments of one token each out, to draft behind them."""
+        return ForwardBatch.pack(segments, self.cache.block_size, self.head.device)
 
     @torch.inference_mode()
     def draft(
-        self, segments: Sequence[Segment], features: Tensor, num_active: list[int], *, wants_logits: bool = False
+        self, batch: ForwardBatch, features: Tensor, num_active: list[int], *, wants_logits: bool = False
     ) -> Drafted:
-        """Draft behind segments of one token each; num_active[s] rows, the first ones, make draft s."""
-        batch = self._pack(segments)
+        """Draft behind a batch's tokens; num_active[s] rows, the first ones, make draft s."""
         pairs = Pairs(batch.token_ids, batch.positions, features)
         return draft(self.head.weights, pairs, batch.block_tables, num_active, self._layer, wants_logits)
+
+    @torch.inference_mode()
+    def scores(self, batch: ForwardBatch, step: int, features: Tensor, token_ids: list[int]) -> tuple[Tensor, Tensor]:
+        """One draft more for the first rows of a batch, without choosing it.
+
+        token_ids   [N] the `step`-th token behind the batch's (0: its own), each row's latest
+        returns     scores [N, Vd] and the features [N, width] that the next draft takes
+        """
+        num_rows = len(token_ids)
+        tokens = torch.tensor(token_ids, device=self.head.device)
+        pairs = Pairs(tokens, batch.positions[:num_rows] + step, features[:num_rows])
+        made = draft(self.head.weights, pairs, batch.block_tables[:num_rows], [num_rows], self._layer, True)
+        assert made.logits is not None
+        return made.logits, made.features
 
     @property
     def _layer(self) -> tuple[Tensor, Tensor]:
         return self.cache.keys[0], self.cache.values[0]
-
-    def _pack(self, segments: Sequence[Segment]) -> ForwardBatch:
-        return ForwardBatch.pack(segments, self.cache.block_size, self.head.device)
 
 
 def _feature_dtype(head: EagleHead) -> torch.dtype:

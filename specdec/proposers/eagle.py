@@ -103,7 +103,7 @@ class EagleProposer:
         """Every draft of every row in one call."""
         depth = rows[0].max_drafts
         num_active = [sum(row.max_drafts > s for row in rows) for s in range(depth)]
-        made = self.runner.draft([_base(row) for row in rows], self._features(rows), num_active)
+        made = self.runner.draft(self.runner.pack([_base(row) for row in rows]), self._features(rows), num_active)
         token_ids, confidences = made.token_ids.tolist(), made.confidences.tolist()
         return [
             Offer(tuple(ids[: row.max_drafts]), self.name, tuple(shares[: row.max_drafts]))
@@ -112,38 +112,34 @@ class EagleProposer:
 
     def _draft_by_step(self, rows: Sequence[Row]) -> list[Offer]:
         """One call a draft, for rows whose sampling rule must be asked between drafts."""
-        segments, features = [_base(row) for row in rows], self._features(rows)
-        offers: list[list[tuple[int, float]]] = [[] for _ in rows]
+        batch, features = self.runner.pack([_base(row) for row in rows]), self._features(rows)
+        latest = [row.request.token_ids[-1] for row in rows]
+        ids: list[tuple[int, ...]] = [() for _ in rows]
+        shares: list[tuple[float, ...]] = [() for _ in rows]
         for step in range(rows[0].max_drafts):
             active = [row for row in rows if row.max_drafts > step]
-            segments = segments[: len(active)]
-            made = self.runner.draft(segments, features[: len(active)], [len(active)], wants_logits=True)
-            assert made.logits is not None
-            before = [tuple(token_id for token_id, _ in offer) for offer in offers]
-            chosen = self._choose(made.logits, active, before)
-            features = made.features
-            for offer, pair in zip(offers, chosen, strict=False):
-                offer.append(pair)
-            segments = [
-                Segment([token_id], segment.start + 1, segment.block_table, 0)
-                for segment, (token_id, _) in zip(segments, chosen, strict=True)
-            ]
-        return [Offer(*_columns(offer, self.name)) for offer in offers]
+            scores, features = self.runner.scores(batch, step, features, latest[: len(active)])
+            latest, confidences = self._choose(scores, active, ids)
+            for i, pair in enumerate(zip(latest, confidences, strict=True)):
+                ids[i], shares[i] = (*ids[i], pair[0]), (*shares[i], pair[1])
+        return [Offer(own, self.name, certain) for own, certain in zip(ids, shares, strict=True)]
 
-    def _choose(self, logits: Tensor, rows: Sequence[Row], before: list[tuple[int, ...]]) -> list[tuple[int, float]]:
-        """The head's scores [N, Vd] under each row's own rule and noise, as target ids with the head's probability."""
+    def _choose(
+        self, logits: Tensor, rows: Sequence[Row], before: Sequence[tuple[int, ...]]
+    ) -> tuple[list[int], list[float]]:
+        """The head's scores [N, Vd] under each row's own rule and noise: target ids and the head's probabilities.
+
+        Where the rule leaves nothing of the draft vocabulary the id is 0, a wrong guess.
+        """
         head = self.runner.head
-        scores = logits.new_full((len(rows), head.vocab_size), float("-inf"))
-        scores[:, head.target_ids] = logits
+        scores = logits.new_full((len(rows), head.vocab_size), float("-inf")).index_copy_(1, head.target_ids, logits)
         choices = [
             Choice(row.request, row.request.num_output_tokens + len(ids), ids)
             for row, ids in zip(rows, before, strict=False)
         ]
-        token_ids, _ = choose(
-            scores, choices
-        )  # where the rule leaves nothing of the draft vocabulary: id 0, a wrong guess
+        token_ids, _ = choose(scores, choices)
         picked = scores.gather(1, torch.tensor(token_ids, device=scores.device)[:, None])[:, 0]
-        return list(zip(token_ids, (picked - logits.logsumexp(1)).exp().tolist(), strict=True))
+        return token_ids, (picked - logits.logsumexp(1)).exp().tolist()
 
     def _features(self, rows: Sequence[Row]) -> Tensor:
         kept = [self._progress[row.request.request_id].feature for row in rows]
@@ -158,10 +154,10 @@ class EagleProposer:
         spans, kept = self._spans(batch, verdict)
         if not spans:
             return
-        fused = self.runner.fuse(features if len(kept) == len(features) else features[torch.tensor(kept)])
+        fused = self.runner.fuse(_rows_of(features, kept))
         self._write_pairs(spans, fused)
         self._keep_block_ends(spans, fused)
-        last = fused[torch.tensor([span.place + span.length - 1 for span in spans])]
+        last = _rows_of(fused, [span.place + span.length - 1 for span in spans])
         for span, feature in zip(spans, last, strict=True):
             span.progress.num_ready, span.progress.feature = span.end, feature
             self.pool.note_draft(span.row.request.block_table, span.row.start, span.end)
@@ -198,8 +194,8 @@ class EagleProposer:
                 tokens = row.query_token_ids[first - row.start : span.length]
                 segments.append(Segment(tokens, first, row.request.block_table, 0))
         if segments:
-            known_features = torch.cat([fused, torch.stack(remembered)]) if remembered else fused
-            self.runner.keep(segments, known_features[torch.tensor(sources)])
+            every = torch.cat([fused, torch.stack(remembered)]) if remembered else fused
+            self.runner.keep(segments, _rows_of(every, sources))
 
     def _keep_block_ends(self, spans: Sequence[_Span], fused: Tensor) -> None:
         """The feature of a full block's last position stays with the block: a prefix hit goes on from there."""
@@ -219,12 +215,15 @@ def _base(row: Row) -> Segment:
     return Segment(row.query_token_ids, row.start, row.request.block_table, 0)
 
 
+def _rows_of(x: Tensor, places: list[int]) -> Tensor:
+    """Some rows of x [T, ...]; x itself where those are all of them in order."""
+    if len(places) == len(x) and places == list(range(len(x))):
+        return x
+    return x[torch.tensor(places, device=x.device)]
+
+
 def _is_greedy(row: Row) -> bool:
     """True where every draft is simply the likeliest token."""
     request = row.request
     first = request.num_output_tokens
     return request.params.is_greedy and not any(request.rules.edits(first + j) for j in range(row.max_drafts))
-
-
-def _columns(offer: list[tuple[int, float]], source: str) -> tuple[tuple[int, ...], str, tuple[float, ...]]:
-    return tuple(token_id for token_id, _ in offer), source, tuple(share for _, share in offer)

@@ -117,7 +117,8 @@ def drafts_of(head: EagleHead, hidden: Tensor, depth: int) -> tuple[list[int], l
     features = runner.fuse(hidden)
     runner.keep([Segment(IDS[1:9], 1, table, 0)], features[:8])
     runner.keep([Segment(IDS[9:20], 9, table, 0)], features[8:19])
-    made = runner.draft([Segment(IDS[20:], 20, table, 0)], features[19:20], [1] * depth, wants_logits=True)
+    batch = runner.pack([Segment(IDS[20:], 20, table, 0)])
+    made = runner.draft(batch, features[19:20], [1] * depth, wants_logits=True)
     assert made.logits is not None
     return made.token_ids[0].tolist(), made.confidences[0].tolist(), made.logits[0]
 
