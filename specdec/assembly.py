@@ -68,9 +68,17 @@ def _say_once(draft: str | None, speculative: SpeculativeConfig) -> SpeculativeC
     )
 
 
+def tell_kind(speculative: SpeculativeConfig) -> SpeculativeConfig:
+    """Look into the directory of a draft: one over the target's features is no model of its own."""
+    if speculative.method != "draft_model" or not is_feature_draft(sources.resolve(str(speculative.draft))):
+        return speculative
+    return replace(speculative, method="eagle")
+
+
 def build(config: EngineConfig) -> Engine:
     """Load the models, size the cache, connect the rooms."""
     num_threads = use_threads(config.num_threads)
+    config = replace(config, speculative=tell_kind(config.speculative))
     target = load(config.target)
     draft = _load_draft(config, target)
     num_blocks = _count_blocks(config, target, draft)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import specdec
+from specdec.assembly import tell_kind
 from specdec.batch import Drafts, Offer, Plan
 from specdec.llm import LLM, engine_config
 from specdec.proposers.eagle import EagleProposer
@@ -206,8 +207,9 @@ def test_blocks_without_pairs_stop_drafts_but_not_the_request(target: str, head:
 
 
 def test_method_and_directory_say_the_same(target: str, head: str) -> None:
-    for speculative in (None, specdec.SpeculativeConfig(method="eagle", draft=head)):
-        assert engine_config(target, head, speculative).speculative.method == "eagle"
-    assert engine_config(target, target).speculative.method == "draft_model"
+    own = specdec.SpeculativeConfig(method="eagle", draft=head)
+    for config in (engine_config(target, head), engine_config(target, head, own)):
+        assert tell_kind(config.speculative).method == "eagle"
+    assert tell_kind(engine_config(target, target).speculative).method == "draft_model"
     with pytest.raises(ValueError, match="'eagle' needs draft="):
         specdec.SpeculativeConfig(method="eagle")
