@@ -35,7 +35,7 @@ class Stopwatch:
     """Stands around one engine's step and its proposer's verbs; one entry a decode step of `rows` rows."""
 
     llm: LLM
-    clock: Callable[[], float]
+    clock: Callable[[], float] = time.perf_counter
     rows: int = 0
     drafts: int = 0
     spent: dict[str, float] = field(default_factory=dict)
@@ -100,30 +100,33 @@ class Measurement:
     keeping: float
 
 
-def measure(args: argparse.Namespace, clock: str) -> list[Measurement]:
-    """All concurrencies by one clock, with the three kinds of step in turns."""
+def measure(args: argparse.Namespace) -> list[Measurement]:
+    """All concurrencies by each clock, with the three kinds of step in turns."""
     k = SpeculativeConfig(num_speculative_tokens=args.k)
-    plain, drafted = (
-        LLM(args.target, None, dtype=args.dtype),
-        LLM(args.target, args.draft, speculative=k, dtype=args.dtype),
-    )
-    watches = [Stopwatch(llm, CLOCKS[clock]) for llm in (plain, drafted)]
+    plain = Stopwatch(LLM(args.target, None, dtype=args.dtype))
+    drafted = Stopwatch(LLM(args.target, args.draft, speculative=k, dtype=args.dtype))
     found = []
-    for concurrency in args.concurrency:
-        prompts = [[(97 * i + 31 * row) % 997 + 300 for i in range(args.prompt_tokens)] for row in range(concurrency)]
-        tokens: list[float] = []
-        keeping: list[float] = []
-        for watch in watches:
-            watch.clear()
-        for _ in range(args.rounds):
-            for llm, most in ((plain, None), (drafted, args.k), (drafted, 0)):
-                watches[1].clear()
-                _generate(llm, prompts, most, args.tokens)
-                tokens += watches[1].draft_tokens
-                keeping += watches[1].keeping if most == 0 else []
-        medians = [statistics.median(values) for values in (watches[0].steps, tokens, keeping)]
-        found.append(Measurement(concurrency, clock, *medians))
+    for clock in CLOCKS:
+        plain.clock = drafted.clock = CLOCKS[clock]
+        found += [_in_turns(args, plain, drafted, clock, concurrency) for concurrency in args.concurrency]
     return found
+
+
+def _in_turns(
+    args: argparse.Namespace, plain: Stopwatch, drafted: Stopwatch, clock: str, concurrency: int
+) -> Measurement:
+    vocab_size = plain.llm.engine.target.model.vocab_size
+    prompts = [[(97 * i + 31 * row) % vocab_size for i in range(args.prompt_tokens)] for row in range(concurrency)]
+    tokens: list[float] = []
+    keeping: list[float] = []
+    plain.clear()
+    for _ in range(args.rounds):
+        for watch, most in ((plain, None), (drafted, args.k), (drafted, 0)):
+            drafted.clear()
+            _generate(watch.llm, prompts, most, args.tokens)
+            tokens += drafted.draft_tokens
+            keeping += drafted.keeping if most == 0 else []
+    return Measurement(concurrency, clock, *(statistics.median(values) for values in (plain.steps, tokens, keeping)))
 
 
 def _generate(llm: LLM, prompts: list[list[int]], most: int | None, max_tokens: int) -> None:
@@ -153,7 +156,7 @@ def main(argv: Sequence[str]) -> int:
     args = parse(argv)
     path = args.out or results.default_path("evals.draft_cost")
     file = results.ResultFile(path, results.describe("evals.draft_cost", argv, 0))
-    measured = [one for clock in CLOCKS for one in measure(args, clock)]
+    measured = measure(args)
     for one in measured:
         file.write(KIND, {name: getattr(one, name) for name in Measurement.__slots__})
     rows = [

@@ -12,6 +12,7 @@ import torch
 import specdec
 from specdec.assembly import tell_kind
 from specdec.batch import Drafts, Offer, Plan
+from specdec.kernels import native
 from specdec.llm import LLM, engine_config
 from specdec.proposers.eagle import EagleProposer
 from tests.drafts.eagle_oracle import Straight
@@ -103,6 +104,12 @@ def test_drafts_equal_a_recompute_and_ids_equal_plain_decoding(
     assert {len(offer.token_ids) for _, offer in seen} >= {1, 2, 3}
 
 
+@pytest.fixture(scope="module")
+def cold(target: str, head: str) -> list[tuple[list[int], list[int]]]:
+    """Each prompt alone, in one chunk, with nothing cached."""
+    return [accepted(llm(target, head, DEPTH), [prompt])[0] for prompt in PROMPTS]
+
+
 SCENES: dict[str, dict[str, Any]] = {
     "chunked prompts": {"max_num_batched_tokens": 8, "max_num_seqs": 4},
     "blocks of one": {"block_size": 1, "num_kv_blocks": 400},
@@ -110,8 +117,9 @@ SCENES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_acceptance_does_not_depend_on_how_the_text_was_computed(scene: str, target: str, head: str) -> None:
-    cold = [accepted(llm(target, head, DEPTH), [prompt])[0] for prompt in PROMPTS]
+def test_acceptance_does_not_depend_on_how_the_text_was_computed(
+    scene: str, target: str, head: str, cold: list[Any]
+) -> None:
     assert sum(sum(per_position) for _, per_position in cold) > 10  # else equality would say little
     made = llm(target, head, DEPTH, **SCENES[scene])
     assert [accepted(made, [prompt])[0] for prompt in PROMPTS] == cold
@@ -204,6 +212,21 @@ def test_blocks_without_pairs_stop_drafts_but_not_the_request(target: str, head:
     assert token_ids == plain[0][0] and per_position == []
     made.engine.scheduler.pool.clear_cache()
     assert accepted(made, [PROMPTS[0]]) == plain
+
+
+@pytest.mark.skipif(not native.enabled(), reason="no native kernels here")
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 0.95), ("bfloat16", 0.6)])
+def test_native_code_drafts_as_well_as_the_twin(
+    target: str, head: str, cold: list[Any], dtype: str, least: float
+) -> None:
+    """Several drafts in one call, 8-bit codes in bfloat16: rounding may cost a little acceptance, never the ids."""
+
+    def count(found: list[tuple[list[int], list[int]]]) -> int:
+        return sum(sum(per_position) for _, per_position in found)
+
+    found = accepted(llm(target, head, DEPTH, dtype=dtype), PROMPTS)
+    assert [own for own, _ in found] == run(llm(target, None, dtype=dtype), PROMPTS, max_tokens=24, ignore_eos=True)
+    assert count(found) >= least * count(cold)
 
 
 def test_method_and_directory_say_the_same(target: str, head: str) -> None:
