@@ -50,7 +50,8 @@ def head(weights: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFact
 @contextmanager
 def offers_of(made: LLM) -> Iterator[list[tuple[list[int], Offer]]]:
     """Every offer with the text it was made behind."""
-    proposer = made.engine.proposer
+    proposer: Any = made.engine.proposer
+    proposer = getattr(proposer, "costly", proposer)
     assert isinstance(proposer, EagleProposer)
     seen: list[tuple[list[int], Offer]] = []
     original = proposer.propose
@@ -227,6 +228,25 @@ def test_native_code_drafts_as_well_as_the_twin(
     found = accepted(llm(target, head, DEPTH, dtype=dtype), PROMPTS)
     assert [own for own, _ in found] == run(llm(target, None, dtype=dtype), PROMPTS, max_tokens=24, ignore_eos=True)
     assert count(found) >= least * count(cold)
+
+
+def test_a_hybrid_keeps_the_head_up_to_date_on_others_drafts(
+    target: str, head: str, weights: dict[str, torch.Tensor]
+) -> None:
+    """Where lookup's drafts were verified, the head's next ones equal a recompute all the same."""
+    hybrid = specdec.SpeculativeConfig(method="hybrid", draft=head, num_speculative_tokens=DEPTH)
+    made = LLM(target, head, speculative=hybrid, dtype="float64", num_kv_blocks=256)
+    prompts = [(PROMPTS[0][:9] * 4)[:n] for n in (33, 20)]
+    plain = run(llm(target, None), prompts, max_tokens=24, ignore_eos=True)
+    sources: set[str] = set()
+    with offers_of(made) as seen:
+        emitted = made.engine.scheduler.commit
+        made.engine.scheduler.commit = lambda batch, verdict: (  # type: ignore[method-assign]
+            sources.update(row.source for row in batch) or emitted(batch, verdict)
+        )
+        assert run(made, prompts, max_tokens=24, ignore_eos=True) == plain
+    assert len(sources - {"", "eagle"}) >= 1 and "eagle" in sources
+    assert assert_recomputed([pair for pair in seen if pair[1].token_ids], target, weights) > 3
 
 
 def test_method_and_directory_say_the_same(target: str, head: str) -> None:
