@@ -84,9 +84,12 @@ class EagleProposer:
     def propose(self, plan: Plan) -> Drafts:
         """Draft for every row with room whose next pair is complete."""
         rows = sorted((row for row in plan if self._can_draft(row)), key=lambda row: -row.max_drafts)
-        greedy = [row for row in rows if _is_greedy(row)]
+        greedy: list[Row] = []
+        others: list[Row] = []
+        for row in rows:
+            (greedy if _is_greedy(row) else others).append(row)
         offers: dict[str, Offer] = {}
-        for group, make in ((greedy, self._draft_greedy), ([r for r in rows if r not in greedy], self._draft_by_step)):
+        for group, make in ((greedy, self._draft_greedy), (others, self._draft_by_step)):
             if group:
                 made = zip(group, make(group), strict=True)
                 offers |= {row.request.request_id: offer for row, offer in made}

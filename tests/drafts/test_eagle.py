@@ -21,7 +21,7 @@ from tests.engines import ids as run
 from tests.engines import llm
 from tests.toys import make_toy
 
-LAYERS, DEPTH = (0, 2, 3), 3
+LAYERS, DEPTH, TOKENS = (0, 2, 3), 3, 16
 PROMPTS = [[7 * i % 251 for i in range(n)] for n in (33, 5, 18, 1)]
 
 
@@ -35,7 +35,7 @@ def weights(target: str) -> dict[str, torch.Tensor]:
     """A head fitted to what the target says to the prompts: right about often enough for every branch to run."""
     made = tensors()
     texts = [
-        p + a for p, a in zip(PROMPTS, run(llm(target, None), PROMPTS, max_tokens=24, ignore_eos=True), strict=True)
+        p + a for p, a in zip(PROMPTS, run(llm(target, None), PROMPTS, max_tokens=TOKENS, ignore_eos=True), strict=True)
     ]
     fit(made, target, texts[:3], LAYERS, DEPTH)
     return made
@@ -89,7 +89,7 @@ def assert_recomputed(seen: list[tuple[list[int], Offer]], target: str, weights:
 
 def accepted(made: LLM, prompts: list[list[int]], **params: Any) -> list[tuple[list[int], list[int]]]:
     """Ids and accepted drafts by position, a prompt."""
-    sampling = specdec.SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, **params)
+    sampling = specdec.SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, **params)
     outputs = made.generate(prompts, sampling, progress=False)
     return [(o.outputs[0].token_ids, o.stats.accepted_per_pos) for o in outputs]
 
@@ -98,10 +98,10 @@ def test_drafts_equal_a_recompute_and_ids_equal_plain_decoding(
     target: str, head: str, weights: dict[str, torch.Tensor]
 ) -> None:
     made = llm(target, head, DEPTH)
-    plain = run(llm(target, None), PROMPTS, max_tokens=24, ignore_eos=True)
+    plain = run(llm(target, None), PROMPTS, max_tokens=TOKENS, ignore_eos=True)
     with offers_of(made) as seen:
-        assert run(made, PROMPTS, max_tokens=24, ignore_eos=True) == plain
-    assert assert_recomputed(seen, target, weights) > 20
+        assert run(made, PROMPTS, max_tokens=TOKENS, ignore_eos=True) == plain
+    assert assert_recomputed(seen, target, weights) > 12
     assert {len(offer.token_ids) for _, offer in seen} >= {1, 2, 3}
 
 
@@ -121,7 +121,7 @@ SCENES: dict[str, dict[str, Any]] = {
 def test_acceptance_does_not_depend_on_how_the_text_was_computed(
     scene: str, target: str, head: str, cold: list[Any]
 ) -> None:
-    assert sum(sum(per_position) for _, per_position in cold) > 10  # else equality would say little
+    assert sum(sum(per_position) for _, per_position in cold) > 6  # else equality would say little
     made = llm(target, head, DEPTH, **SCENES[scene])
     assert [accepted(made, [prompt])[0] for prompt in PROMPTS] == cold
 
@@ -129,11 +129,11 @@ def test_acceptance_does_not_depend_on_how_the_text_was_computed(
 def test_drafts_behind_a_preemption_equal_a_recompute(target: str, head: str, weights: dict[str, torch.Tensor]) -> None:
     """Where the text is cut into steps differs; what is drafted behind it does not, nor what comes out."""
     made = llm(target, head, DEPTH, block_size=4, num_kv_blocks=24)
-    plain = run(llm(target, None), PROMPTS, max_tokens=24, ignore_eos=True)
+    plain = run(llm(target, None), PROMPTS, max_tokens=TOKENS, ignore_eos=True)
     with offers_of(made) as seen:
-        assert run(made, PROMPTS, max_tokens=24, ignore_eos=True) == plain
+        assert run(made, PROMPTS, max_tokens=TOKENS, ignore_eos=True) == plain
     assert made.engine.scheduler.num_preemptions
-    assert assert_recomputed(seen, target, weights) > 10
+    assert assert_recomputed(seen, target, weights) > 6
 
 
 def test_acceptance_is_the_same_behind_a_prefix_hit(target: str, head: str, weights: dict[str, torch.Tensor]) -> None:
@@ -170,10 +170,10 @@ def test_a_pause_leaves_no_hole(target: str, head: str, weights: dict[str, torch
     controller.budget = lambda request: original(request) if next(steps) // 5 % 2 else 0  # type: ignore[method-assign]
     try:
         with offers_of(made) as seen:
-            run(made, PROMPTS, max_tokens=24, ignore_eos=True)
+            run(made, PROMPTS, max_tokens=TOKENS, ignore_eos=True)
     finally:
         controller.budget = original  # type: ignore[method-assign]
-    assert assert_recomputed(seen, target, weights) > 10
+    assert assert_recomputed(seen, target, weights) > 6
 
 
 @pytest.mark.parametrize(
@@ -189,14 +189,14 @@ def test_sampled_ids_equal_plain_sampling_and_the_noise_is_shared(
 ) -> None:
     """With the target's noise the head agrees far more often than by chance (1 in 120 for blind guesses)."""
     made = llm(target, head, DEPTH)
-    plain = run(llm(target, None), PROMPTS, max_tokens=24, ignore_eos=True, **params)
-    assert run(made, PROMPTS, max_tokens=24, ignore_eos=True, **params) == plain
+    plain = run(llm(target, None), PROMPTS, max_tokens=TOKENS, ignore_eos=True, **params)
+    assert run(made, PROMPTS, max_tokens=TOKENS, ignore_eos=True, **params) == plain
 
 
 def test_a_mixed_batch_equals_each_request_alone(target: str, head: str) -> None:
     made = llm(target, head, DEPTH)
     params = [
-        specdec.SamplingParams(temperature=t, seed=3, max_tokens=20, ignore_eos=True) for t in (0.0, 0.9, 0.0, 0.7)
+        specdec.SamplingParams(temperature=t, seed=3, max_tokens=TOKENS, ignore_eos=True) for t in (0.0, 0.9, 0.0, 0.7)
     ]
     together = made.generate(PROMPTS, params, progress=False)
     for prompt, own, output in zip(PROMPTS, params, together, strict=True):
@@ -226,7 +226,7 @@ def test_native_code_drafts_as_well_as_the_twin(
         return sum(sum(per_position) for _, per_position in found)
 
     found = accepted(llm(target, head, DEPTH, dtype=dtype), PROMPTS)
-    assert [own for own, _ in found] == run(llm(target, None, dtype=dtype), PROMPTS, max_tokens=24, ignore_eos=True)
+    assert [own for own, _ in found] == run(llm(target, None, dtype=dtype), PROMPTS, max_tokens=TOKENS, ignore_eos=True)
     assert count(found) >= least * count(cold)
 
 
@@ -237,14 +237,14 @@ def test_a_hybrid_keeps_the_head_up_to_date_on_others_drafts(
     hybrid = specdec.SpeculativeConfig(method="hybrid", draft=head, num_speculative_tokens=DEPTH)
     made = LLM(target, head, speculative=hybrid, dtype="float64", num_kv_blocks=256)
     prompts = [(PROMPTS[0][:9] * 4)[:n] for n in (33, 20)]
-    plain = run(llm(target, None), prompts, max_tokens=24, ignore_eos=True)
+    plain = run(llm(target, None), prompts, max_tokens=TOKENS, ignore_eos=True)
     sources: set[str] = set()
     with offers_of(made) as seen:
         emitted = made.engine.scheduler.commit
         made.engine.scheduler.commit = lambda batch, verdict: (  # type: ignore[method-assign]
             sources.update(row.source for row in batch) or emitted(batch, verdict)
         )
-        assert run(made, prompts, max_tokens=24, ignore_eos=True) == plain
+        assert run(made, prompts, max_tokens=TOKENS, ignore_eos=True) == plain
     assert len(sources - {"", "eagle"}) >= 1 and "eagle" in sources
     assert assert_recomputed([pair for pair in seen if pair[1].token_ids], target, weights) > 3
 

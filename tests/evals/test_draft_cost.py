@@ -15,10 +15,8 @@ def test_a_toy_head_is_measured(toy: str, tmp_path: Path, capsys: pytest.Capture
     head = write(tmp_path / "head", safeai_config(specdec=own), tensors())
     out = tmp_path / "out.jsonl"
     words = ["--target", toy, "--draft", head, "--dtype", "float32", "--prompt-tokens", "9", "--tokens", "6"]
-    assert draft_cost.main([*words, "--rounds", "1", "--concurrency", "1,2", "-k", "2", "--out", str(out)]) == 0
+    assert draft_cost.main([*words, "--rounds", "1", "--concurrency", "2", "-k", "2", "--out", str(out)]) == 0
     found = list(results.read(out))
-    assert [(m["concurrency"], m["clock"]) for m in found] == [
-        (rows, clock) for clock in ("wall", "processor") for rows in (1, 2)
-    ]
+    assert [(m["concurrency"], m["clock"]) for m in found] == [(2, "wall"), (2, "processor")]
     assert all(m["step"] > 0 and m["token"] > 0 and m["keeping"] > 0 for m in found if m["clock"] == "wall")
     assert "draft token" in capsys.readouterr().out
