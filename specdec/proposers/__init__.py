@@ -62,7 +62,7 @@ def _build_costly(
     if draft is None:
         return None
     if isinstance(draft, EagleRunner):
-        return EagleProposer(draft, target, pool)
+        return EagleProposer(draft, target, pool, shares_noise=config.acceptance == "coupled")
     return DraftModelProposer(
         draft,
         pool,

@@ -54,14 +54,19 @@ class _Span:
 
 
 class EagleProposer:
-    """Drafts from the target's features, all tokens of a greedy row in one call."""
+    """Drafts from the target's features, all tokens of a greedy row in one call.
+
+    shares_noise   rows that sample are drafted with the target's own noise; else with the likeliest tokens, which
+                   are certain and so can be judged by rejection (the noise would be used twice)
+    """
 
     name = "eagle"
     max_draft_position: int | None = None
 
-    def __init__(self, runner: EagleRunner, target: ModelRunner, pool: BlockPool) -> None:
+    def __init__(self, runner: EagleRunner, target: ModelRunner, pool: BlockPool, *, shares_noise: bool = True) -> None:
         self.runner = runner
         self.pool = pool
+        self.shares_noise = shares_noise
         self._progress: dict[str, _Progress] = {}
         target.capture(runner.head.config.feature_layer_ids)
 
@@ -87,7 +92,7 @@ class EagleProposer:
         greedy: list[Row] = []
         others: list[Row] = []
         for row in rows:
-            (greedy if _is_greedy(row) else others).append(row)
+            (greedy if not self.shares_noise or _is_greedy(row) else others).append(row)
         offers: dict[str, Offer] = {}
         for group, make in ((greedy, self._draft_greedy), (others, self._draft_by_step)):
             if group:

@@ -193,6 +193,15 @@ def test_sampled_ids_equal_plain_sampling_and_the_noise_is_shared(
     assert run(made, PROMPTS, max_tokens=TOKENS, ignore_eos=True, **params) == plain
 
 
+def test_judged_by_rejection_drafts_are_certain(target: str, head: str, weights: dict[str, torch.Tensor]) -> None:
+    """Rows that sample get the likeliest tokens: drafts drawn by the target's noise would use that noise twice."""
+    rejection = specdec.SpeculativeConfig(acceptance="rejection", num_speculative_tokens=DEPTH)
+    made = LLM(target, head, speculative=rejection, dtype="float64", num_kv_blocks=256)
+    with offers_of(made) as seen:
+        run(made, PROMPTS[:2], max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=4)
+    assert assert_recomputed(seen, target, weights) > 6
+
+
 def test_a_mixed_batch_equals_each_request_alone(target: str, head: str) -> None:
     made = llm(target, head, DEPTH)
     params = [
