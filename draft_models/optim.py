@@ -77,7 +77,7 @@ def set_rate(optimisers: Iterable[Any], factor: float) -> None:
             settings["lr"] = settings["base_rate"] * factor
 
 
-def rate_factor(step: int, share_done: float, warmup: int = 20, cooldown: float = 0.25) -> float:
+def rate_factor(step: int, share_done: float, warmup: int = 10, cooldown: float = 0.25) -> float:
     """Up over `warmup` steps, level, then down in a line to 5 % over the last `cooldown` share of the run."""
     down = min(1.0, max(0.0, 1.0 - share_done) / cooldown)
     return min(1.0, (step + 1) / warmup) * max(0.05, down)
