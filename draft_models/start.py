@@ -45,7 +45,7 @@ def from_target(head: Eagle3Head, target: Target, draft_ids: Tensor) -> None:
     head.midlayer.input_layernorm.weight.fill_(1.0)
     head.midlayer.hidden_norm.weight.fill_(1.0)
     head.midlayer.post_attention_layernorm.weight.copy_(last.post_attention_layernorm.weight)
-    head.norm.weight.copy_(target.final_norm.weight)
+    head.norm.load_state_dict(target.final_norm.state_dict())
     head.lm_head.weight.copy_(target.head_rows(draft_ids))
 
 
