@@ -58,7 +58,8 @@ def noise_given_text(view: StepView, draft_ids: Tensor, seed: int) -> Tensor:
     top = -(-torch.rand(len(log_law), 1, generator=generator, device=log_law.device).clamp(1e-20, 1 - 1e-7).log()).log()
     sums = -torch.logaddexp(-top.expand_as(log_law), -(log_law - (-free.log()).log()))
     won = draft_ids[None] == view.tokens[:, None]
-    return torch.where(won, top, sums) - log_law
+    noise: Tensor = torch.where(won, top, sums) - log_law
+    return noise
 
 
 def tally(tables: Sequence[Tensor], k: int) -> Tally:
