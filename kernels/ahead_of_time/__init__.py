@@ -5,5 +5,6 @@ configurations as `compile_cases()`. Needs a process in which kernels are not in
 """
 
 from specdec.kernels.ahead_of_time.case import TARGETS, CompileCase, Report
+from specdec.kernels.ahead_of_time.compiler import compile_case
 
-__all__ = ["TARGETS", "CompileCase", "Report"]
+__all__ = ["TARGETS", "CompileCase", "Report", "compile_case"]

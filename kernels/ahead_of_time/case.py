@@ -18,6 +18,7 @@ class CompileCase:
     targets      where it must compile
     is_default   a launch uses it unless told otherwise, so it must not spill; others belong to a search space
     unaligned    pointers that need not be multiples of 16 bytes; all others are
+    multiples_of_16   integers that are, which lets loads be wide
     """
 
     name: str
@@ -29,6 +30,7 @@ class CompileCase:
     targets: tuple[str, ...] = TARGETS
     is_default: bool = True
     unaligned: tuple[str, ...] = ()
+    multiples_of_16: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
