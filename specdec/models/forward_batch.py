@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.staging import to_device
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -71,7 +73,7 @@ class ForwardBatch:
         logits_indices = np.arange(last[-1]) - np.repeat(last - ends, num_logits)
 
         def put(array: np.ndarray, dtype: type) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array, dtype)).to(device, non_blocking=True)
+            return to_device(array, torch.int64 if dtype is np.int64 else torch.int32, device)
 
         return cls(
             token_ids=put(np.concatenate([np.asarray(s.token_ids, np.int64) for s in segments]), np.int64),

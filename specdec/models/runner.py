@@ -15,6 +15,7 @@ from specdec.kernels.llama_forward import LlamaStep, PackedLlama, llama_forward
 from specdec.kv_cache import KVCache
 from specdec.models.attention import LayerCache, StepContext
 from specdec.models.forward_batch import ForwardBatch, Segment
+from specdec.models.graphs import Capture, GraphedForward, capture_for
 from specdec.models.loaded import LoadedModel
 
 
@@ -22,6 +23,7 @@ class ModelRunner:
     """Runs forwards of one model.
 
     features   [T, F] of the last forward, where a proposer asked for them; else None
+    capture    how steps are recorded; None on a CPU and where SPECDEC_GRAPHS=off
     """
 
     def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
@@ -31,6 +33,17 @@ class ModelRunner:
         self._compute: Callable[[ForwardBatch], Tensor] = (
             _transformers_forward(model, self.cache) if model.fast is None else _native_forward(model.fast, self.cache)
         )
+        capture = capture_for(model.device)
+        if capture is not None:
+            self.record_with(capture)
+
+    def record_with(self, capture: Capture) -> GraphedForward:
+        """Record steps and replay them from now on."""
+        size = self.cache.block_size
+        max_blocks = min(-(-self.model.max_model_len // size), self.cache.num_blocks)
+        graphs = GraphedForward(self._compute, capture, block_size=size, max_blocks=max_blocks)
+        self._compute = graphs.forward
+        return graphs
 
     def pack(self, segments: Sequence[Segment]) -> ForwardBatch:
         """Lay rows out for this model's device."""

@@ -15,7 +15,7 @@ from specdec.batch import Batch, Row, Verdict
 from specdec.logprobs import TokenLogprob
 from specdec.sampling.choice import Choice
 from specdec.sampling.logprobs import describe, describe_chosen
-from specdec.sampling.sampler import choose
+from specdec.sampling.sampler import choose, judge
 
 
 def verify(batch: Batch, logits: Tensor) -> Verdict:
@@ -25,20 +25,28 @@ def verify(batch: Batch, logits: Tensor) -> Verdict:
     """
     prompt_logprobs, logits = _judge_prompts(batch, logits)
     choices = [choice for row in batch for choice in _choices(row)]
+    token_ids, failed = _judge(batch, logits, choices)
+    places = [0, *accumulate(row.num_choices for row in batch)]
+    logprobs = _logprobs(batch, logits, choices, token_ids, places)
+    return Verdict(tuple(token_ids), tuple(failed), logprobs, prompt_logprobs)
+
+
+def _judge(batch: Batch, logits: Tensor, choices: list[Choice]) -> tuple[list[tuple[int, ...]], list[bool]]:
+    """What every row keeps, and whether its scores failed: on the device where it can, else here."""
+    on_device = judge(logits, choices, [row.draft_token_ids for row in batch if row.num_choices])
+    if on_device is not None:
+        kept, failed = iter(on_device[0]), iter(on_device[1])
+        return [next(kept) if r.num_choices else () for r in batch], [r.num_choices > 0 and next(failed) for r in batch]
     chosen, is_finite = choose(logits, choices)
     token_ids: list[tuple[int, ...]] = []
-    failed: list[bool] = []
-    places: list[int] = []
+    has_failed: list[bool] = []
     place = 0
     for row in batch:
         span = slice(place, place + row.num_choices)
-        kept = _agreed(row, chosen[span])
-        token_ids.append(kept)
-        failed.append(not all(is_finite[span][: len(kept)]))
-        places.append(place)
+        token_ids.append(_agreed(row, chosen[span]))
+        has_failed.append(not all(is_finite[span][: len(token_ids[-1])]))
         place += row.num_choices
-    logprobs = _logprobs(batch, logits, choices, token_ids, places)
-    return Verdict(tuple(token_ids), tuple(failed), logprobs, prompt_logprobs)
+    return token_ids, has_failed
 
 
 def _choices(row: Row) -> list[Choice]:
