@@ -3,8 +3,6 @@
 No value of a device tensor is read here, so a CUDA graph can hold all of it.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -13,18 +11,19 @@ from torch import Tensor
 from specdec.kernels.accept.choosing import choose_kernel, finish_kernel, judge_kernel
 from specdec.kernels.accept.reference import Judgement, Rejection
 from specdec.kernels.accept.rejecting import coin_kernel, normalise_kernel, recover_kernel, residual_kernel
-from specdec.kernels.ahead_of_time import CompileCase
 
 TILE = 4096  # ids a program owns; a multiple of 4, since a counter of the noise yields four words
 NUM_WARPS = 8
 ROWS = 16  # logits rows judged at once: a request with up to 15 drafts needs one pass
 
 
-def _wide(dtype: torch.dtype) -> tl.dtype:
+def wide_type(dtype: torch.dtype) -> tl.dtype:
+    """What scores of this dtype are computed in."""
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
-def _num_tiles(vocab_size: int) -> int:
+def tiles_of(vocab_size: int) -> int:
+    """Tiles of a row."""
     return -(-vocab_size // TILE)
 
 
@@ -35,13 +34,13 @@ def _scratch(x: Tensor, *shape: int) -> Tensor:
 def _choose(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
     """The best score and id of every tile: [L, S] each."""
     num_rows, vocab_size = logits.shape
-    num_tiles = _num_tiles(vocab_size)
+    num_tiles = tiles_of(vocab_size)
     tops = _scratch(logits, num_rows, num_tiles)
     ids = logits.new_empty(num_rows, num_tiles, dtype=torch.int32)
     if num_rows:
         choose_kernel[(num_rows, num_tiles)](
             logits, seeds, positions, temperatures, tops, ids, logits.stride(0), vocab_size, num_tiles,
-            WIDE=_wide(logits.dtype), TILE=TILE, num_warps=NUM_WARPS,
+            WIDE=wide_type(logits.dtype), TILE=TILE, num_warps=NUM_WARPS,
         )  # fmt: skip
     return tops, ids
 
@@ -83,8 +82,8 @@ def reject(
 ) -> Rejection:
     """As the twin."""
     (num_rows, vocab_size), num_requests = scores.shape, len(bounds) - 1
-    num_tiles = _num_tiles(vocab_size)
-    wide, pow2 = _wide(scores.dtype), triton.next_power_of_2(num_tiles)
+    num_tiles = tiles_of(vocab_size)
+    wide, pow2 = wide_type(scores.dtype), triton.next_power_of_2(num_tiles)
     row_tops, row_sums = _scratch(scores, num_rows, num_tiles), _scratch(scores, num_rows, num_tiles)
     log_sums = _scratch(scores, num_rows)
     tops = _scratch(scores, num_requests, 2, num_tiles)
@@ -108,48 +107,3 @@ def reject(
         )  # fmt: skip
         recover_kernel[(num_requests,)](tops, ids, bounds, is_finite, next_ids, num_tiles, S_POW2=pow2, num_warps=1)
     return Rejection(num_accepted, next_ids, is_finite)
-
-
-_NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-_VOCABULARIES = (49152, 128256, 262144)  # SmolLM2, Llama 3, Gemma 3
-_SIZES = ("row_stride", "prob_stride", "V")  # of usual vocabularies, multiples of 16
-
-
-def compile_cases() -> list[CompileCase]:
-    """One case for each kernel and dtype the doors accept, and for the tile counts of usual vocabularies."""
-    cases = []
-    for dtype in _NAMES:
-        wide = _wide(dtype)
-        tiled = {"WIDE": wide, "TILE": TILE}
-        cases.append(_case(choose_kernel, dtype, tiled, NUM_WARPS))
-        cases.append(_case(normalise_kernel, dtype, tiled, NUM_WARPS))
-        for is_certain in (True, False):
-            cases.append(_case(residual_kernel, dtype, {**tiled, "IS_CERTAIN": is_certain}, NUM_WARPS))
-        for vocab_size in _VOCABULARIES:
-            tiles = {"S_POW2": triton.next_power_of_2(_num_tiles(vocab_size))}
-            cases.append(_case(coin_kernel, dtype, {"WIDE": wide, **tiles, "IS_CERTAIN": False}, 1))
-            if dtype in (torch.float64, torch.float32):  # what scratch may be
-                cases.append(_case(judge_kernel, dtype, {**tiles, "ROWS": ROWS}, 4))
-                cases.append(_case(finish_kernel, dtype, {**tiles, "ROWS": ROWS}, 4))
-                cases.append(_case(recover_kernel, dtype, tiles, 1))
-    return cases
-
-
-def _case(fn: Any, dtype: torch.dtype, constants: dict[str, Any], num_warps: int) -> CompileCase:
-    scratch = "*fp64" if dtype == torch.float64 else "*fp32"
-    types = {
-        "logits_ptr": f"*{_NAMES[dtype]}", "scores_ptr": f"*{_NAMES[dtype]}", "probs_ptr": scratch,
-        "temperatures_ptr": scratch, "tops_ptr": scratch, "sums_ptr": scratch, "log_sums_ptr": scratch,
-        "ids_ptr": "*i32", "bounds_ptr": "*i32", "num_accepted_ptr": "*i32", "is_finite_ptr": "*i1",
-        "L": "i32", "S": "i32", "V": "i32", "row_stride": "i32", "prob_stride": "i32",
-    }  # fmt: skip
-    names = [name for name in fn.arg_names if name not in constants]
-    details = [f"{k}={v}" for k, v in constants.items() if k in ("S_POW2", "IS_CERTAIN")]
-    return CompileCase(
-        name=" ".join([f"accept.{fn.__name__.removesuffix('_kernel')}", _NAMES[dtype], *details]),
-        fn=fn,
-        signature={**{n: types.get(n, "*i64") for n in names}, **dict.fromkeys(constants, "constexpr")},
-        constexprs=constants,
-        num_warps=num_warps,
-        multiples_of_16=tuple(n for n in names if n in _SIZES),
-    )
