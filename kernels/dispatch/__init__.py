@@ -12,6 +12,7 @@ Triton decides while it is imported whether kernels are interpreted, so the last
 """
 
 import functools
+import importlib
 import importlib.util
 import logging
 import os
@@ -78,6 +79,8 @@ def _prepare_interpreter() -> None:
             "set TRITON_INTERPRET=1 too, or import specdec.kernels first"
         )
     os.environ["TRITON_INTERPRET"] = "1"
+    if _has_triton():
+        importlib.import_module("specdec.kernels.dispatch.interpreter").mend()
 
 
 if mode() == "interpret":
