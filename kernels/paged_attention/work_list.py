@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.kernels.paged_attention.tile import first_visible
 
 MAX_VERIFY_LEN = 65  # query tokens of a row that verification takes: K up to 64; longer ones are prompt chunks
-_CHUNK = 256
+CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +178,6 @@ def make_work_lists(
         lists.prefill_items.shape[1],
         **constants,
         MAX_VERIFY=MAX_VERIFY_LEN,
-        CHUNK=_CHUNK,
+        CHUNK=CHUNK,
     )
     return lists
