@@ -9,9 +9,12 @@ from torch import Tensor
 
 from specdec.kernels import dispatch, native
 from specdec.kernels.paged_attention import kernel, reference
+from specdec.kernels.paged_attention.step_lists import StepLists
 
 if TYPE_CHECKING:
-    from specdec.kernels.paged_attention.launch import StepLists
+    from specdec.kernels.ahead_of_time import CompileCase
+
+__all__ = ["StepLists", "compile_cases", "paged_attention"]
 
 TRITON_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MOST_TRITON_WIDTH = 256
@@ -77,6 +80,13 @@ def paged_attention(
     else:
         reference.paged_attention(*arguments, k_scales, v_scales)
     return out
+
+
+def compile_cases(space: bool = False) -> list[CompileCase]:
+    """Return what must compile ahead of time: the defaults, and with `space` what a sweep may try."""
+    from specdec.kernels.paged_attention.configurations import all_cases
+
+    return all_cases(space)
 
 
 def _refusal(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> str | None:

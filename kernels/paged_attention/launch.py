@@ -4,7 +4,7 @@ No value of a device tensor is read here, so a CUDA graph can hold all of it.
 """
 
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from specdec.kernels.paged_attention import tiles
 from specdec.kernels.paged_attention.prefill import prefill_kernel
+from specdec.kernels.paged_attention.step_lists import StepLists, WorkLists
 from specdec.kernels.paged_attention.tiles import SPLIT, HeadShape, Tile, padded
 from specdec.kernels.paged_attention.verify import merge_kernel, verify_kernel
-from specdec.kernels.paged_attention.work_list import MAX_VERIFY_LEN, WorkLists, make_work_lists, most_splits
+from specdec.kernels.paged_attention.work_list import MAX_VERIFY_LEN, make_work_lists, most_splits
 
 MOST_WORKSPACE = 256 * 2**20  # bytes of partial sums; above, rows take turns
 TL_DTYPES = {
@@ -44,13 +45,6 @@ class Attention:
     k_scales: Tensor | None
     v_scales: Tensor | None
     out: Tensor
-
-
-@dataclass(slots=True)
-class StepLists:
-    """Work lists that the layers of one step share; whoever owns it makes a new one when lengths change."""
-
-    made: dict[tuple[int, ...], WorkLists] = field(default_factory=dict)
 
 
 def attend(call: Attention, lists: StepLists | None = None, max_query_len: int | None = None) -> None:

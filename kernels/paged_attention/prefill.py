@@ -69,11 +69,11 @@ def prefill_kernel(
             q + q_at[:, None] * D + column[None, :], mask=is_pair[:, None] & (column < D)[None, :], other=0.0
         ).to(DOT)
         m = tl.full([BLOCK_M], float("-inf"), ACC)
-        l = tl.zeros([BLOCK_M], ACC)
+        total = tl.zeros([BLOCK_M], ACC)
         acc = tl.zeros([BLOCK_M, BLOCK_DV], ACC)
         if HAS_SINKS:
             m = tl.load(sinks + head).to(ACC) * tl.full([], LOG2_E, ACC)
-            l = tl.full([BLOCK_M], 1.0, ACC)
+            total = tl.full([BLOCK_M], 1.0, ACC)
 
         last = tl.max(own, 0)
         earliest = tl.min(tl.where(is_pair, own, last), 0)
@@ -81,19 +81,19 @@ def prefill_kernel(
         masked_from = first_visible(earliest, WINDOW)
         if WINDOW == 0:
             masked_from = (earliest + 1) // BLOCK_N * BLOCK_N
-            m, l, acc = attend_keys(
-                q_tile, own, 0, masked_from, m, l, acc,
+            m, total, acc = attend_keys(
+                q_tile, own, 0, masked_from, m, total, acc,
                 block_tables + row.to(tl.int64) * table_stride, k_cache + group * D, v_cache + group * DV, k_scale,
                 GROUPS, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, BLOCK_SIZE, SCALE, SOFTCAP, WINDOW, False, DOT,
             )  # fmt: skip
-        m, l, acc = attend_keys(
-            q_tile, own, masked_from, last + 1, m, l, acc,
+        m, total, acc = attend_keys(
+            q_tile, own, masked_from, last + 1, m, total, acc,
             block_tables + row.to(tl.int64) * table_stride, k_cache + group * D, v_cache + group * DV, k_scale,
             GROUPS, D, DV, BLOCK_D, BLOCK_DV, BLOCK_N, BLOCK_SIZE, SCALE, SOFTCAP, WINDOW, True, DOT,
         )  # fmt: skip
         out_at = out + (at[:, None] * (GROUPS * HEADS) + head[:, None]) * DV + value_column[None, :]
         tl.store(
             out_at,
-            (acc * v_scale / l[:, None]).to(out.dtype.element_ty),
+            (acc * v_scale / total[:, None]).to(out.dtype.element_ty),
             mask=is_pair[:, None] & (value_column < DV)[None, :],
         )

@@ -61,7 +61,9 @@ def soft_cap(x, CAP: tl.constexpr, ACC: tl.constexpr):
     t = tl.exp2(-2.0 * tl.full([], LOG2_E, ACC) * tl.abs(y))
     far = (1.0 - t) / (1.0 + t)
     y2 = y * y
-    near = y * (1.0 - y2 * (tl.full([], 1 / 3, ACC) - y2 * (tl.full([], 2 / 15, ACC) - y2 * tl.full([], 17 / 315, ACC))))
+    near = y * (
+        1.0 - y2 * (tl.full([], 1 / 3, ACC) - y2 * (tl.full([], 2 / 15, ACC) - y2 * tl.full([], 17 / 315, ACC)))
+    )
     return cap * tl.where(tl.abs(y) < 0.05, near, tl.where(y < 0, -far, far))
 
 
@@ -72,7 +74,7 @@ def attend_keys(
     low,  # positions low <= n < high are read; the walk begins at low's multiple of BLOCK_N
     high,
     m,  # [BLOCK_M]            running maximum of the scores
-    l,  # [BLOCK_M]            running sum of exp2(score - m)
+    total,  # [BLOCK_M]            running sum of exp2(score - m)
     acc,  # [BLOCK_M, BLOCK_DV]
     table,  # [P]              this row's blocks
     k_cache,  # [num_blocks, block_size, GROUPS, D], at this group's first vector
@@ -91,7 +93,7 @@ def attend_keys(
     IS_MASKED: tl.constexpr,  # False where every pair sees every key of the run
     DOT: tl.constexpr,
 ):
-    """Return (m, l, acc) after the run. Keys that a pair does not see leave its numbers as they are, bit for bit."""
+    """Return (m, total, acc) after the run. Keys that a pair does not see leave its numbers as they are, to the bit."""
     ACC: tl.constexpr = acc.dtype
     for start in tl.range(low // BLOCK_N * BLOCK_N, high, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
@@ -113,8 +115,8 @@ def attend_keys(
         shift = finite_or_zero(m_new)
         kept = tl.exp2(m - shift)
         p = tl.exp2(scores - shift[:, None])
-        l = l * kept + tl.sum(p, 1)
+        total = total * kept + tl.sum(p, 1)
         v = load_paged(v_cache, slot, is_read, GROUPS, DV, BLOCK_DV, DOT)
         acc = tl.dot(p.to(DOT), v, acc * kept[:, None], input_precision="ieee", out_dtype=ACC)
         m = m_new
-    return m, l, acc
+    return m, total, acc

@@ -77,7 +77,7 @@ def verify_kernel(
         ).to(DOT)
         last = tl.max(own, 0)
         oldest = first_visible(tl.min(tl.where(is_pair, own, last), 0), WINDOW)
-        m, l, acc = attend_keys(
+        m, total, acc = attend_keys(
             q_tile,
             own,
             tl.maximum(split * SPLIT, oldest),
@@ -104,7 +104,7 @@ def verify_kernel(
         )
         slot = (tl.load(row_slots + row) + split * query_len + token).to(tl.int64) * (GROUPS * HEADS) + head
         tl.store(part_m + slot, m, mask=is_pair)
-        tl.store(part_l + slot, l, mask=is_pair)
+        tl.store(part_l + slot, total, mask=is_pair)
         tl.store(
             part_acc + slot[:, None] * DV + value_column[None, :],
             acc * v_scale,
@@ -160,10 +160,10 @@ def merge_kernel(
     last_split = position // SPLIT
     slots = tl.load(row_slots + row) + token - begin
     m = tl.full([BLOCK_H], float("-inf"), ACC)
-    l = tl.zeros([BLOCK_H], ACC)
+    total = tl.zeros([BLOCK_H], ACC)
     if HAS_SINKS:
         m = tl.load(sinks + head, mask=is_head, other=0.0).to(ACC) * tl.full([], LOG2_E, ACC)
-        l = tl.full([BLOCK_H], 1.0, ACC)
+        total = tl.full([BLOCK_H], 1.0, ACC)
     acc = tl.zeros([BLOCK_H, BLOCK_DV], ACC)
     for start in tl.range(first_split // BLOCK_S * BLOCK_S, last_split + 1, BLOCK_S):
         split = start + tl.arange(0, BLOCK_S)
@@ -174,7 +174,7 @@ def merge_kernel(
         shift = finite_or_zero(m_new)
         kept = tl.exp2(m - shift)
         weight = tl.exp2(part_max - shift[:, None])
-        l = l * kept + tl.sum(weight * tl.load(part_l + slot, mask=is_seen, other=0.0), 1)
+        total = total * kept + tl.sum(weight * tl.load(part_l + slot, mask=is_seen, other=0.0), 1)
         part = tl.load(
             part_acc + slot[:, :, None] * DV + column[None, None, :],
             mask=is_seen[:, :, None] & (column < DV)[None, None, :],
@@ -182,5 +182,5 @@ def merge_kernel(
         )
         acc = acc * kept[:, None] + tl.sum(weight[:, :, None] * part, 1)
         m = m_new
-    total = tl.where(is_head, l, 1.0)
-    tl.store(out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_out)
+    divisor = tl.where(is_head, total, 1.0)
+    tl.store(out_at, (acc / divisor[:, None]).to(out.dtype.element_ty), mask=is_out)

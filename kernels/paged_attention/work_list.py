@@ -4,37 +4,16 @@ Knows lengths and tile sizes; no head widths, dtypes or caches. One program a ro
 and writes its own part of the lists; nothing is read back, so the capacities are bounds from shapes alone.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec.kernels.paged_attention.step_lists import WorkLists
 from specdec.kernels.paged_attention.tile import first_visible
 
 MAX_VERIFY_LEN = 65  # query tokens of a row that verification takes: K up to 64; longer ones are prompt chunks
 CHUNK = 256
-
-
-@dataclass(frozen=True, slots=True)
-class WorkLists:
-    """What the kernels of one step (and window) walk over; all int32, on the device.
-
-    verify_items    [3, C]    row, tile, split of every piece of verification
-    prefill_items   [2, C']   row, tile of every tile of a prompt chunk
-    num_items       [2]       how many of each there are
-    token_rows      [T]       the row a token belongs to; B for padding
-    row_slots       [B]       token t of a row keeps its part of split s at row_slots + s * query_len + t
-    num_slots                 most of those
-    """
-
-    verify_items: Tensor
-    prefill_items: Tensor
-    num_items: Tensor
-    token_rows: Tensor
-    row_slots: Tensor
-    num_slots: int
 
 
 @triton.jit

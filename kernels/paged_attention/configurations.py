@@ -30,7 +30,7 @@ _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _UNALIGNED = ("block_tables", "seq_lens", "cu_query_lens", "part_m", "part_l")
 
 
-def compile_cases(space: bool = False) -> list[CompileCase]:
+def all_cases(space: bool = False) -> list[CompileCase]:
     """Return the cases of the defaults; with `space`, those of the search space as well."""
     cases = [_work_list()]
     for head_dim, value_dim in WIDTHS:
@@ -88,7 +88,15 @@ def _case(name: str, fn: Any, kinds: dict[str, str], constants: dict[str, Any], 
 
 
 _NUMBERS = dict.fromkeys(
-    ("table_stride", "q_token_stride", "q_head_stride", "verify_capacity", "prefill_capacity", "num_rows", "num_tokens"),
+    (
+        "table_stride",
+        "q_token_stride",
+        "q_head_stride",
+        "verify_capacity",
+        "prefill_capacity",
+        "num_rows",
+        "num_tokens",
+    ),
     "i32",
 )
 
