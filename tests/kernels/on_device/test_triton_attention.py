@@ -97,7 +97,13 @@ def test_every_e4m3_byte_is_read_exactly(device: torch.device) -> None:
     k = torch.zeros(1, 1, 1, 16, device=device).to(FP8)
     one = torch.ones(1, dtype=torch.int32, device=device)
     out = paged_attention(
-        torch.ones(1, 1, 16, device=device), k, every, torch.zeros_like(one)[None], one, torch.tensor([0, 1]).to(one), 1.0
+        torch.ones(1, 1, 16, device=device),
+        k,
+        every,
+        torch.zeros_like(one)[None],
+        one,
+        torch.tensor([0, 1]).to(one),
+        1.0,
     )
     assert torch.equal(out[0, 0].nan_to_num(1e6), every.flatten().float().nan_to_num(1e6))
 
