@@ -41,7 +41,7 @@ def _sdpa(queries: Tensor, keys: Tensor, values: Tensor) -> Callable[[], Any]:
 
     q, k, v = (x.transpose(1, 2).contiguous() for x in (queries, keys, values))
     bias = causal_lower_right(q.shape[2], k.shape[2])
-    return lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)  # type: ignore[arg-type]
+    return lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
 
 
 def _flex(queries: Tensor, keys: Tensor, values: Tensor) -> Callable[[], Any]:

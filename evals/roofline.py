@@ -12,7 +12,7 @@ from math import ceil
 
 from specdec.kernels.paged_attention import tiles
 
-_NOISE_INSTRUCTIONS = 110  # per id drawn with noise: ten rounds of Philox for four ids, two logarithms, a division
+_NOISE_INSTRUCTIONS = 116  # per id drawn with noise: the sm_90 binary has 1856 for the 16 ids of a thread
 _TILE_IDS = 4096  # ids a program of `accept` owns
 _CHUNK = 2048  # tokens of a prompt chunk
 _LAUNCH = 2e-6  # seconds a kernel takes inside a graph even if it has nothing to do
@@ -198,11 +198,11 @@ HEADERS = [
     "op", "card", "shape", "batch", "context", "K", "MB", "GFLOP", "limit", "floor us", "waves", "share %",
 ]  # fmt: skip
 NOTES = """\
-One call, which is one layer of attention and write_kv, and one step of accept. MB: moved at least, bf16 cache and scores.
-GFLOP: in matrix units, padding of tiles included. limit: what sets the floor (memory, matrix units, or instructions:
-noise for every id of every row; greedy rows draw none). waves: programs over four a processor. share: floor over the
-time predicted from idle processors and 2 us a launch inside a graph. A model, not a measurement. Rows that do not fit
-the card beside the weights in bf16 are left out."""
+One call, which is one layer of attention and write_kv, and one step of accept. MB: moved at least; bf16 cache and
+scores. GFLOP: in matrix units, padding of tiles included. limit: what sets the floor; instructions are the noise of
+every id of every row, which greedy rows do not draw. waves: programs over four a processor. share: floor over the time
+predicted from idle processors and 2 us a launch inside a graph. A model, not a measurement: it knows nothing of
+latencies, so a share near 100 is a bound. Rows that do not fit the card beside the weights in bf16 are left out."""
 
 
 @dataclass(frozen=True, slots=True)
