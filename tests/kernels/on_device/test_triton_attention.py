@@ -1,4 +1,4 @@
-"""Attention in Triton: as good as PyTorch at every edge, and for decode and verify rows the same bits in any company."""
+"""Attention in Triton: as good as PyTorch at every edge; decode and verify rows have the same bits in any company."""
 
 from typing import Any
 
