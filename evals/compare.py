@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from evals import memory
 from evals.equality import Judge
 from evals.load import Job, Outcome, System
 from evals.runs import PLAIN, Run, stats_of, times_of
@@ -56,16 +57,23 @@ class Comparison:
         """Those that can hold so many requests in flight."""
         return [s for s in self.systems if s.max_concurrency is None or concurrency <= s.max_concurrency]
 
-    def measure(self, workload: str, jobs: Sequence[Job], concurrency: int, repeats: int, bar: tqdm[Any]) -> None:
-        """Run every system `repeats` times on one workload, in an order that rotates from repeat to repeat.
+    def measure(
+        self,
+        workload: str,
+        jobs: Sequence[Job],
+        concurrency: int,
+        repeats: range,
+        bar: tqdm[Any],
+    ) -> None:
+        """Run every system on one workload, these repeats, in an order that rotates from one to the next.
 
         Neighbours in time then meet the same machine, and no system always comes first.
         """
         systems = self.systems_at(concurrency)
         for system in systems:
-            if any((workload, concurrency, system.label, repeat) not in self._done for repeat in range(repeats)):
+            if any((workload, concurrency, system.label, repeat) not in self._done for repeat in repeats):
                 system.run(warm_up_jobs(jobs, concurrency), concurrency)
-        for repeat in range(repeats):
+        for repeat in repeats:
             shift = repeat % len(systems) if workload in self._references else 0
             for system in systems[shift:] + systems[:shift]:
                 if (workload, concurrency, system.label, repeat) not in self._done:
@@ -75,6 +83,7 @@ class Comparison:
 
     def _run(self, system: System, workload: str, jobs: Sequence[Job], concurrency: int, repeat: int) -> None:
         before, steps_before = system.work()
+        memory.forget_peak()
         outcomes = system.run(jobs, concurrency)
         after, steps_after = system.work()
         times = times_of(outcomes)
@@ -87,11 +96,13 @@ class Comparison:
             stats=stats_of(outcomes),
             stages={stage: after[stage] - before[stage] for stage in after},
             num_steps=steps_after - steps_before,
+            peak_bytes=None if any(o.text is not None for o in outcomes) else memory.peak_bytes(),
             dtype=self.dtype,
             **self._judgement(jobs, reference, outcomes),
             **times,
         )
         self.runs.append(run)
+        self._done.add(run.key)
         self.save(run)
 
     def _judgement(

@@ -51,6 +51,20 @@ def markdown(record: dict[str, Any], summaries: Sequence[Summary], images: dict[
     return "\n\n".join(parts) + "\n"
 
 
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+def into_readme(text: str, record: dict[str, Any], summaries: Sequence[Summary], images: Sequence[str]) -> str:
+    """A README whose marked part says what was measured; raises ValueError where it has no such part."""
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"the README needs one part between {BEGIN} and {END}")
+    headers, rows = speedup_table.speed_cells(summaries)
+    lines = ["| " + " | ".join(cells) + " |" for cells in (headers, ["---"] * len(headers), *rows)]
+    parts = [provenance(record), "\n".join(lines), *(f"![{Path(image).stem}]({image})" for image in images)]
+    middle = "\n\n".join(parts)
+    return f"{text[: text.index(BEGIN)]}{BEGIN}\n{middle}\n{text[text.index(END) :]}"
+
+
 def provenance(record: dict[str, Any]) -> str:
     """One paragraph: command, commit, versions, machine."""
     machine, versions = record["machine"], record["versions"]
@@ -98,6 +112,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m evals.report", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("results", type=Path, nargs="+", help="JSON lines of evals.speedup")
     parser.add_argument("--out", type=Path, default=Path("report"), help="a directory; it is made")
+    parser.add_argument("--readme", type=Path, help="a README whose marked part is written anew")
     args = parser.parse_args(argv)
     try:
         found = read_runs(args.results)
@@ -117,6 +132,10 @@ def main(argv: Sequence[str]) -> int:
         svgs[title] = _inline((args.out / f"{name}.svg").read_text(encoding="utf-8"))
     (args.out / "report.md").write_text(markdown(record, summaries, images), encoding="utf-8")
     (args.out / "report.html").write_text(page(record, summaries, svgs), encoding="utf-8")
+    if args.readme is not None:
+        plot = (args.out / "speedup.svg").resolve().relative_to(args.readme.resolve().parent).as_posix()
+        text = into_readme(args.readme.read_text(encoding="utf-8"), record, summaries, [plot])
+        args.readme.write_text(text, encoding="utf-8")
     print(f"{args.out / 'report.md'}, {args.out / 'report.html'} and {len(PLOTS)} plots")
     return 0
 

@@ -29,6 +29,7 @@ class Run:
     num_tokens   emitted, by the system's own count
     outputs      token ids of every request; empty lists from a server that gives none
     forks        where outputs left plain decoding
+    peak_bytes   most memory of the process meanwhile; None where the system does not say
     same_texts   how many texts were plain decoding's, for a server that gives no ids; else None
     """
 
@@ -48,6 +49,7 @@ class Run:
     outputs: list[list[int]]
     forks: list[Fork]
     same_texts: int | None = None
+    peak_bytes: int | None = None
     dtype: str
 
     @property
@@ -127,6 +129,7 @@ class Summary:
     num_forks: int
     num_outputs: int
     same_texts: int | None
+    peak_bytes: int | None
     is_equal: bool
 
     @property
@@ -169,6 +172,7 @@ def _summary(runs: list[Run], plain: dict[tuple[str, int, int], float]) -> Summa
         num_forks=sum(len(run.forks) for run in runs),
         num_outputs=sum(len(run.outputs) for run in runs),
         same_texts=None if first.same_texts is None else sum(run.same_texts or 0 for run in runs),
+        peak_bytes=max((run.peak_bytes for run in runs if run.peak_bytes is not None), default=None),
         is_equal=all(run.is_equal for run in runs),
     )
 

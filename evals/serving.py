@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import random
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ import httpx
 from tqdm import tqdm
 
 from evals import results, workloads
+from evals.arrivals import PATTERNS, arrivals, read_gaps
 from evals.flags import words
 from evals.intervals import percentiles
 from evals.load import Job, Outcome
@@ -73,18 +73,6 @@ class Level:
     tpot: dict[str, float]
     itl: dict[str, float]
     e2e: dict[str, float]
-
-
-def arrivals(pattern: str, count: int, rate: float, seed: int) -> list[float]:
-    """Times of `count` arrivals at a mean rate: "poisson", or "bursts" of eight at once."""
-    noise = random.Random(seed)
-    size = {"poisson": 1, "bursts": 8}[pattern]
-    moments: list[float] = []
-    now = 0.0
-    while len(moments) < count:
-        moments += [now] * size
-        now += noise.expovariate(rate / size)
-    return moments[:count]
 
 
 def open_loop(endpoint: Endpoint, jobs: Sequence[Job], moments: Sequence[float]) -> list[Outcome]:
@@ -210,7 +198,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--start", type=float, default=0.5, help="first rate of the sweep")
     add("--refinements", type=int, default=2, help="halvings of the interval that holds the knee")
     add("--concurrency", type=words, default=[], help="closed loops at these levels, instead of rates")
-    add("--pattern", choices=("poisson", "bursts"), default="poisson")
+    add("--pattern", choices=PATTERNS, default="poisson")
+    add("--trace", type=Path, help="arrival times, one a line, for --pattern trace; stretched to each rate")
     add("--slo-ttft", type=float, default=1.0, help="seconds")
     add("--slo-tpot", type=float, default=0.1, help="seconds a token behind the first")
     add("--slo-share", type=float, default=0.9, help="of the requests that must keep both")
@@ -218,7 +207,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--headroom", type=float, default=0.4)
     add("--seed", type=int, default=0)
     add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if (args.pattern == "trace") != (args.trace is not None):
+        parser.error("--pattern trace and --trace FILE go together")
+    try:
+        args.gaps = read_gaps(args.trace) if args.trace is not None else ()
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    return args
 
 
 def levels(args: argparse.Namespace, endpoint: Endpoint, target: Target, sweep: Sweep) -> Iterator[Level]:
@@ -229,7 +225,7 @@ def levels(args: argparse.Namespace, endpoint: Endpoint, target: Target, sweep: 
         if args.concurrency or (not args.rates and sweep.is_over):
             return
         rate = float(args.rates[index]) if args.rates else sweep.rate
-        moments = arrivals(args.pattern, args.num_requests, rate, args.seed + index)
+        moments = arrivals(args.pattern, args.num_requests, rate, args.seed + index, args.gaps)
         measured = level(open_loop(endpoint, jobs_for(args, index), moments), target, rate, None)
         if not args.rates:
             sweep.tell(measured.good >= target.share)

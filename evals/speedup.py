@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--temperature", type=float, default=0.0)
     add("--dtype", default="auto")
     add("--repeats", type=int, default=3)
+    add("--minutes", type=float, help="repeat everything while this time lasts, twice at least, instead of --repeats")
     add("--seed", type=int, default=0)
     add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     add("--resume", type=Path, help="file of an interrupted run; what it holds with these settings is kept")
@@ -79,11 +81,10 @@ def main(argv: Sequence[str]) -> int:
     """Measure, save, print; 0 where all texts are equal, 130 after Ctrl-C."""
     args = parse(argv)
     try:
-        prompts = read_workloads(args)
+        llms, jobs = build(args, read_workloads(args))
     except (OSError, ValueError) as error:
         print(f"evals.speedup: {error}", file=sys.stderr)
         return 2
-    llms, jobs = build(args, prompts)
     comparison, path = prepare(args, argv, llms)
     is_interrupted = False
     try:
@@ -127,11 +128,23 @@ def build(
     for method in tqdm(methods, desc="loading", unit="engine", disable=None):
         llms[method] = load(setup, method, longest)
     for name, own in prompts.items():
-        encoded[name] = [
+        jobs = [
             Job(p, encode(llms["plain"], p), args.max_tokens, args.temperature, args.seed + i)
             for i, p in enumerate(own)
         ]
+        encoded[name] = fitting(name, jobs, llms["plain"].engine.max_model_len)
     return llms, encoded
+
+
+def fitting(name: str, jobs: Sequence[Job], max_model_len: int) -> list[Job]:
+    """The jobs whose prompt and answer fit the model; the others are left out of every system, and counted aloud."""
+    kept = [job for job in jobs if len(job.token_ids) + job.max_tokens <= max_model_len]
+    if len(kept) < len(jobs):
+        left_out = len(jobs) - len(kept)
+        print(f"{name}: {left_out} of {len(jobs)} prompts do not fit {max_model_len} tokens", file=sys.stderr)
+    if not kept:
+        raise ValueError(f"no prompt of {name} fits {max_model_len} tokens with --max-tokens {jobs[0].max_tokens}")
+    return kept
 
 
 def prepare(args: argparse.Namespace, argv: Sequence[str], llms: dict[str, LLM]) -> tuple[Comparison, Path]:
@@ -181,11 +194,29 @@ def all_systems(args: argparse.Namespace, llms: dict[str, LLM]) -> list[System]:
 
 def measure(args: argparse.Namespace, jobs: dict[str, list[Job]], comparison: Comparison) -> None:
     """Every workload at every concurrency."""
+    if args.minutes is not None:
+        measure_for(args, jobs, comparison)
+        return
     total = len(jobs) * args.repeats * sum(len(comparison.systems_at(c)) for c in args.concurrency)
     with tqdm(total=total, desc="measuring", unit="run", disable=None) as bar:
         for name, own in jobs.items():
             for concurrency in args.concurrency:
-                comparison.measure(name, own, concurrency, args.repeats, bar)
+                comparison.measure(name, own, concurrency, range(args.repeats), bar)
+
+
+def measure_for(args: argparse.Namespace, jobs: dict[str, list[Job]], comparison: Comparison) -> None:
+    """Repeat everything while the next repetition, as long as the longest so far, still fits the time."""
+    began, repeats, longest = time.monotonic(), 0, 0.0
+    per_repeat = len(jobs) * sum(len(comparison.systems_at(c)) for c in args.concurrency)
+    with tqdm(desc="measuring", unit="run", disable=None, total=2 * per_repeat) as bar:
+        while repeats < 2 or time.monotonic() - began + longest < 60 * args.minutes:
+            repeats += 1
+            bar.total = max(2, repeats) * per_repeat
+            before = time.monotonic()
+            for name, own in jobs.items():
+                for concurrency in args.concurrency:
+                    comparison.measure(name, own, concurrency, range(repeats - 1, repeats), bar)
+            longest = max(longest, time.monotonic() - before)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ NOTES = (
     "tok/s and ratio: median [95 % interval] of the repeats; the ratio is taken within a repeat. "
     "mean length: tokens per request and target step, the recovered or bonus token included. "
     "accepted at 1, 2, ...: of the drafts judged at that position. itl: gap between emissions of a request; "
-    "tokens of one step arrive together. tpot: time per token behind the first."
+    "tokens of one step arrive together. tpot: time per token behind the first. peak MiB: of this process, "
+    "everything that is loaded included."
 )
 
 
@@ -86,8 +87,15 @@ def latency(summaries: Sequence[Summary]) -> str:
 def latency_cells(summaries: Sequence[Summary]) -> Cells:
     """Headers and rows of the latency table."""
     names = ("ttft", "itl", "tpot", "e2e")
-    rows = [[s.workload, str(s.concurrency), s.system, *(_three(s.latency[name]) for name in names)] for s in summaries]
-    return ["workload", "c", "system", *(f"{name} ms p50/p90/p99" for name in names)], rows
+    rows = [
+        [s.workload, str(s.concurrency), s.system, *(_three(s.latency[name]) for name in names), _mebibytes(s)]
+        for s in summaries
+    ]
+    return ["workload", "c", "system", *(f"{name} ms p50/p90/p99" for name in names), "peak MiB"], rows
+
+
+def _mebibytes(summary: Summary) -> str:
+    return "-" if summary.peak_bytes is None else f"{summary.peak_bytes / 2**20:.0f}"
 
 
 def _three(values: dict[str, float]) -> str:

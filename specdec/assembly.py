@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from specdec import kv_cache
 from specdec.block_pool import BlockPool
-from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
+from specdec.config import METHODS, EngineConfig, ModelConfig, SpeculativeConfig
 from specdec.controller import FixedLength
 from specdec.engine import Engine
 from specdec.errors import InvalidRequestError, ModelLoadError
@@ -19,49 +19,68 @@ from specdec.models.loaded import LoadedModel
 from specdec.models.loader import load
 from specdec.models.runner import ModelRunner
 from specdec.proposers import DEFAULT_NUM_SPECULATIVE_TOKENS, build_proposer
+from specdec.proposers.shipped import shipped_draft
 from specdec.scheduler import Scheduler
+from specdec.threads import use_threads
 from specdec.tokenizer import first_difference
 
 logger = logging.getLogger("specdec")
 
 
-def resolve_draft(draft: str | None, speculative: SpeculativeConfig) -> SpeculativeConfig:
+def resolve_draft(draft: str | None, speculative: SpeculativeConfig, target: str = "") -> SpeculativeConfig:
     """Turn `draft` and `method` into one method.
 
-    draft   None, "ngram", "auto" (n-gram lookup, until a draft ships) or a model of the same tokenizer
+    draft    None, "ngram", "suffix", "hybrid" (both), a model of the same tokenizer, or "auto": the draft
+             that ships for the target together with both, or just both where none ships
+    target   as it was named; drafts that ship are found by it
     """
     if speculative.method != "auto":
-        if draft not in (None, "auto", speculative.method, speculative.draft):
-            raise InvalidRequestError(
-                f"draft is {draft!r} but the speculative config says method {speculative.method!r} and draft "
-                f"{speculative.draft!r}; say it once",
-                param="draft",
-            )
-        return speculative
-    if draft == "suffix":
-        raise InvalidRequestError("draft 'suffix' is not supported yet; 'ngram' is", param="draft")
+        return _say_once(draft, speculative)
     if speculative.draft is not None and draft in (None, "auto"):
         draft = speculative.draft
     if speculative.num_speculative_tokens == 0 or draft is None:
         return replace(speculative, method="none", draft=None)
-    if draft in ("auto", "ngram"):
+    if draft == "auto":
+        shipped = shipped_draft(target)
+        return replace(speculative, method="hybrid", draft=None if shipped is None else str(shipped))
+    if draft == "ngram":
         return replace(speculative, method="ngram", draft=None)
+    if draft == "suffix":
+        return replace(speculative, method="suffix", draft=None)
+    if draft == "hybrid":
+        return replace(speculative, method="hybrid", draft=None)
     return replace(speculative, method="draft_model", draft=draft)
+
+
+def _say_once(draft: str | None, speculative: SpeculativeConfig) -> SpeculativeConfig:
+    """A method that was named: `draft` may repeat it, or name the model a hybrid shall use."""
+    if draft in (None, "auto", speculative.method, speculative.draft):
+        return speculative
+    if speculative.method == "hybrid" and speculative.draft is None and draft not in METHODS:
+        return replace(speculative, draft=draft)
+    raise InvalidRequestError(
+        f"draft is {draft!r} but the speculative config says method {speculative.method!r} and draft "
+        f"{speculative.draft!r}; say it once",
+        param="draft",
+    )
 
 
 def build(config: EngineConfig) -> Engine:
     """Load the models, size the cache, connect the rooms."""
+    num_threads = use_threads(config.num_threads)
     target = load(config.target)
     draft = _load_draft(config, target)
     num_blocks = _count_blocks(config, target, draft)
     _log_capacity(config, num_blocks, target, draft)
+    if target.device.type == "cpu":
+        logger.info("CPU kernels use %d threads (--num-threads)", num_threads)
     block_size = config.cache.block_size
     pool = BlockPool(num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching)
     target_runner = ModelRunner(target, num_blocks, block_size)
     draft_runner = ModelRunner(draft, num_blocks, block_size) if draft is not None else None
     proposer = build_proposer(config.speculative, config.scheduler, pool, target_runner, draft_runner)
     most = config.speculative.num_speculative_tokens
-    return Engine(
+    engine = Engine(
         target_runner,
         proposer,
         FixedLength(
@@ -72,13 +91,19 @@ def build(config: EngineConfig) -> Engine:
         max_model_len=target.max_model_len,
         seed=config.seed,
     )
+    if not config.speculative.forced_tokens:
+        engine.guide.most_forced = 0
+    return engine
 
 
 def _load_draft(config: EngineConfig, target: LoadedModel) -> LoadedModel | None:
     name = config.speculative.draft
     if name is None:
         return None
-    draft = load(config.draft or ModelConfig(model=name, dtype=str(target.dtype).removeprefix("torch.")))
+    follow = ModelConfig(
+        model=name, dtype=str(target.dtype).removeprefix("torch."), quantization=config.target.quantization
+    )
+    draft = load(config.draft or follow)
     if target.tokenizer is not None and draft.tokenizer is not None:
         difference = first_difference(target.tokenizer, draft.tokenizer)
         if difference is not None:

@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from specdec.errors import InvalidRequestError
 
-Method = Literal["auto", "none", "ngram", "draft_model"]
-METHODS: tuple[str, ...] = ("auto", "none", "ngram", "draft_model")
+Method = Literal["auto", "none", "ngram", "suffix", "draft_model", "hybrid"]
+METHODS: tuple[str, ...] = ("auto", "none", "ngram", "suffix", "draft_model", "hybrid")
 DTYPES: tuple[str, ...] = ("auto", "float64", "float32", "bfloat16", "float16")
+QUANTIZATIONS: tuple[str, ...] = ("none", "int4", "int8", "int4-a8", "int8-a8")
 MAX_SPECULATIVE_TOKENS = 64
 
 
@@ -34,17 +35,20 @@ class ModelConfig:
     model           alias, hub id, directory or .gguf file
     dtype           "auto" picks what the device does well
     max_model_len   most tokens of a request, prompt and output together; None: the model's own
+    quantization    weights of linear layers in 4 or 8 bits (CPU); "-a8": their inputs in 8 bits too, which is faster
     """
 
     model: str
     dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
+    quantization: str = "none"
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise InvalidRequestError(f"model is {self.model!r}; it must name a model", param="model")
         _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("quantization", self.quantization, QUANTIZATIONS)
         if not isinstance(self.device, str):
             raise InvalidRequestError(f"device is {self.device!r}; it must be a name such as 'cpu'", param="device")
         if self.max_model_len is not None:
@@ -106,29 +110,38 @@ class SpeculativeConfig:
 
     method                  "auto" follows `draft`; "none" turns speculation off
     num_speculative_tokens  most drafts a row and step; None: the method's own default
-    draft                   model id or path of a second model (method "draft_model")
+    draft                   model id or path of a second model (methods "draft_model" and "hybrid")
     adaptive                let a controller choose the length per step; not built yet, so only False
-    acceptance              "coupled": the target's own seeded sample decides (shared noise)
-    prompt_lookup_max/min   longest and shortest n-gram looked up (method "ngram")
+    acceptance              "coupled": the target's own seeded sample decides (shared noise); "rejection": drafts
+                            are drawn by a noise of their own and judged by the ratio of the laws, which accepts a
+                            few more, but the tokens of a seed then depend on the draft and its lengths
+    forced_tokens           tokens that a request's grammar leaves no choice about ride as drafts
+    prompt_lookup_max/min   longest and shortest n-gram looked up; the shortest match of "suffix" too
+    suffix_store_tokens     past outputs that suffix lookup may use, in tokens, kept apart by API key and
+                            cache_salt; 0: a request sees its own text only. Below a few thousand it holds little
     """
 
     method: Method = "auto"
     num_speculative_tokens: int | None = None
     draft: str | None = None
     adaptive: bool = False
-    acceptance: Literal["coupled"] = "coupled"
+    acceptance: Literal["coupled", "rejection"] = "coupled"
+    forced_tokens: bool = True
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
+    suffix_store_tokens: int = 0
 
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
-        _check_choice("acceptance", self.acceptance, ("coupled",))
+        _check_choice("acceptance", self.acceptance, ("coupled", "rejection"))
+        _check_choice("forced_tokens", self.forced_tokens, (True, False))
         if self.adaptive:
             raise InvalidRequestError("adaptive=True is not supported yet; draft lengths are fixed", param="adaptive")
         if self.num_speculative_tokens is not None:
             _check_range("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
         _check_range("prompt_lookup_max", self.prompt_lookup_max, 1, 64)
         _check_range("prompt_lookup_min", self.prompt_lookup_min, 1, self.prompt_lookup_max)
+        _check_range("suffix_store_tokens", self.suffix_store_tokens, 0, 2**26)
         if self.method == "draft_model" and self.draft is None:
             raise InvalidRequestError(
                 "method 'draft_model' needs draft=<model id or directory>; method 'ngram' needs no second model",
@@ -150,7 +163,10 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Everything an engine is built from."""
+    """Everything an engine is built from.
+
+    num_threads   threads of the CPU kernels, of the whole process; None: see `specdec.threads`
+    """
 
     target: ModelConfig
     draft: ModelConfig | None = None
@@ -158,6 +174,9 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     seed: int = 0
+    num_threads: int | None = None
 
     def __post_init__(self) -> None:
         _check_range("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.num_threads is not None:
+            _check_range("num_threads", self.num_threads, 1, 1024)

@@ -14,10 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def to_device(values: NDArray[np.generic] | Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Values as a tensor on `device`, in their shape."""
+def to_device(
+    values: NDArray[np.generic] | Sequence[float], device: torch.device, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Values as a tensor on `device`, in their shape; an array keeps its dtype unless told otherwise."""
     host = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values, dtype=dtype)
-    host = host.to(dtype)
+    if dtype is not None:
+        host = host.to(dtype)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 

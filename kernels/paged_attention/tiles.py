@@ -46,11 +46,14 @@ def padded(width: int) -> int:
 
 
 def verify_tile(shape: HeadShape) -> Tile:
-    """Return the tile of verification: FAVOURED_LEN tokens of all heads of a group, so that keys are read once."""
-    widest = 16384 // shape.width if shape.item_bytes <= 2 else 4096 // shape.width
-    block_m = max(16, min(padded(shape.heads * FAVOURED_LEN), 64, widest))
-    block_n = max(16, min(64, 16384 // (shape.width * shape.item_bytes)))
-    return Tile(block_m, block_n, num_warps=8 if block_m * shape.width >= 8192 else 4, num_stages=2)
+    """Return the tile of verification: FAVOURED_LEN tokens of all heads of a group, so that keys are read once.
+
+    Registers bound it; the compile table (`python -m evals.kernels --compile-only`) shows that none spill.
+    """
+    is_half = shape.item_bytes <= 2
+    block_m = max(16, min(padded(shape.heads * FAVOURED_LEN), 64, (16384 if is_half else 4096) // shape.width))
+    block_n = max(16, min(64, 8192 // shape.width) if is_half else min(32, 2048 // shape.width))
+    return Tile(block_m, block_n, num_warps=8 if block_m * shape.width > 8192 else 4, num_stages=2)
 
 
 def merge_heads(num_heads: int, value_dim: int) -> int:
@@ -63,9 +66,10 @@ def prefill_tile(shape: HeadShape) -> Tile:
     """Return the tile of a prompt chunk: as many pairs as registers allow."""
     if shape.item_bytes <= 2:
         block_m = 128 if shape.width <= 128 else 64
-        return Tile(block_m, 64 if shape.width <= 128 else 32, num_warps=8 if shape.width > 64 else 4, num_stages=2)
-    block_m = max(16, min(64, 4096 // shape.width))
-    return Tile(block_m, max(16, min(32, 8192 // (shape.width * shape.item_bytes))), num_warps=4, num_stages=1)
+        is_narrow = shape.width <= 64
+        return Tile(block_m, 64 if is_narrow else 32, num_warps=4 if is_narrow else 8, num_stages=2)
+    block_m = max(16, min(32, 4096 // shape.width))
+    return Tile(block_m, max(16, min(32, 2048 // shape.width)), num_warps=4, num_stages=1)
 
 
 def search_space(shape: HeadShape, default: Tile) -> Iterator[Tile]:

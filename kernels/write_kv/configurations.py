@@ -43,4 +43,5 @@ def _case(k_width: int, v_width: int, given: torch.dtype, stored: torch.dtype) -
             **dict.fromkeys(fixed, "constexpr"),
         },
         constexprs=fixed,
+        unaligned=("slots_ptr",),
     )  # fmt: skip

@@ -34,7 +34,10 @@ def _move(x_ptr, scales_ptr, cache_ptr, slot, heads, x_head_stride, GROUPS, D, B
     tl.store(cache_ptr + slot * (GROUPS * D) + heads[:, None] * D + column[None, :], x, mask=inside)
 
 
-@triton.jit(do_not_specialize=["k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride"])
+@triton.jit(
+    do_not_specialize=["k_token_stride", "k_head_stride", "v_token_stride", "v_head_stride"],
+    do_not_specialize_on_alignment=["slots_ptr"],
+)
 def write_kv_kernel(
     k_ptr,  # [T, GROUPS, D]
     v_ptr,  # [T, GROUPS, DV]

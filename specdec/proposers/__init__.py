@@ -5,11 +5,14 @@ from __future__ import annotations
 from specdec.block_pool import BlockPool
 from specdec.config import SchedulerConfig, SpeculativeConfig
 from specdec.models.runner import ModelRunner
-from specdec.proposers.base import NoDrafts, Proposer
+from specdec.proposers.base import MostExpected, NoDrafts, OfferPolicy, Proposer
 from specdec.proposers.draft_model import DraftModelProposer
+from specdec.proposers.hybrid import HybridProposer
 from specdec.proposers.ngram import NgramProposer
+from specdec.proposers.past_outputs import PastOutputs
+from specdec.proposers.suffix import SuffixProposer
 
-DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 5, "draft_model": 4}
+DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 5, "suffix": 5, "draft_model": 4, "hybrid": 5}
 
 
 def build_proposer(
@@ -18,13 +21,48 @@ def build_proposer(
     pool: BlockPool,
     target: ModelRunner,
     draft: ModelRunner | None,
+    policy: OfferPolicy | None = None,
 ) -> Proposer:
-    """The proposer a resolved config asks for (its method is no longer "auto")."""
+    """The proposer a resolved config asks for (its method is no longer "auto").
+
+    policy   decides between the parts of a hybrid; None: by the confidences of the offers
+    """
+    costly = _build_costly(config, scheduler, pool, target, draft)
+    if config.method == "hybrid":
+        return HybridProposer((_ngram(config), _suffix(config)), costly, policy or MostExpected())
     if config.method == "ngram":
-        return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+        return _ngram(config)
+    if config.method == "suffix":
+        return _suffix(config)
     if config.method == "draft_model":
-        assert draft is not None
-        return DraftModelProposer(
-            draft, pool, vocab_size=target.model.vocab_size, max_catch_up=scheduler.max_num_batched_tokens
-        )
+        assert costly is not None
+        return costly
     return NoDrafts()
+
+
+def _ngram(config: SpeculativeConfig) -> NgramProposer:
+    return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+
+
+def _suffix(config: SpeculativeConfig) -> SuffixProposer:
+    store = PastOutputs(config.suffix_store_tokens) if config.suffix_store_tokens else None
+    return SuffixProposer(config.prompt_lookup_min, store)
+
+
+def _build_costly(
+    config: SpeculativeConfig,
+    scheduler: SchedulerConfig,
+    pool: BlockPool,
+    target: ModelRunner,
+    draft: ModelRunner | None,
+) -> Proposer | None:
+    """The proposer that runs a model, where there is one."""
+    if draft is None:
+        return None
+    return DraftModelProposer(
+        draft,
+        pool,
+        vocab_size=target.model.vocab_size,
+        max_catch_up=scheduler.max_num_batched_tokens,
+        tells_laws=config.acceptance == "rejection",
+    )

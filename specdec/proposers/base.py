@@ -6,11 +6,12 @@ correctness: the target decides every token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
-from specdec.batch import Batch, Drafts, Plan, Verdict
+from specdec.batch import Batch, Drafts, Offer, Plan, Row, Verdict
 from specdec.request import Request
 
 
@@ -61,3 +62,53 @@ class NoDrafts:
 
     def stop(self, request: Request) -> None:
         """Nothing to forget."""
+
+
+class OfferPolicy(Protocol):
+    """Decides between proposers that may all make an offer for the same row; the controller can be one."""
+
+    def choose(self, row: Row, offers: Sequence[Offer]) -> int:
+        """Which offer is taken: an index of `offers`, in the order of the proposers, none of them empty."""
+        ...
+
+    def wants_model_draft(self, row: Row, free: Offer) -> int:
+        """How many drafts to ask of the proposer that costs a forward, at most row.max_drafts; 0: none.
+
+        free   the offer taken of those that cost nothing; NO_OFFER where there is none
+        """
+        ...
+
+
+UNKNOWN_CONFIDENCE = 0.6
+"""What a draft is taken to be worth where its proposer has no opinion."""
+
+
+def expected_accepted(offer: Offer) -> float:
+    """Drafts the target is expected to accept: c1 + c1 c2 + ..., from the offer's own confidences.
+
+    >>> expected_accepted(Offer((7, 8), "suffix", (0.5, 0.5)))
+    0.75
+    """
+    total, reached = 0.0, 1.0
+    for confidence in offer.confidences or (UNKNOWN_CONFIDENCE,) * len(offer.token_ids):
+        reached *= confidence
+        total += reached
+    return total
+
+
+class MostExpected:
+    """The policy without a controller: most accepted drafts by the offers' own confidences.
+
+    free_is_enough   a free offer from which as many accepted drafts are expected saves the model's pass
+    """
+
+    def __init__(self, free_is_enough: float = 1.0) -> None:
+        self.free_is_enough = free_is_enough
+
+    def choose(self, row: Row, offers: Sequence[Offer]) -> int:
+        """The offer that promises most; the earlier one of equals."""
+        return max(range(len(offers)), key=lambda i: expected_accepted(offers[i]))
+
+    def wants_model_draft(self, row: Row, free: Offer) -> int:
+        """All the room, unless the free offer is enough."""
+        return 0 if expected_accepted(free) >= self.free_is_enough else row.max_drafts

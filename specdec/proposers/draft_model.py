@@ -1,26 +1,33 @@
 """A second, smaller model of the same tokenizer proposes, over the same blocks as the target.
 
 It knows its runner, how far each request is computed in the draft's own part of the blocks, and
-the requests' sampling rule (it draws with the target's noise). It does not judge.
+the requests' sampling rule (it draws with the target's noise,
+or under rejection with one of its own). It does not judge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from specdec.batch import Batch, Drafts, Plan, Row, Verdict
+from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, Verdict
 from specdec.block_pool import BlockPool
 from specdec.models.forward_batch import Segment
 from specdec.models.runner import ModelRunner
 from specdec.request import Request
 from specdec.sampling import Choice, choose
+from specdec.sampling.rejection import draw
+
+MAX_LAG = 16
+"""Tokens a row that does not draft may be behind, for as long as no row drafts."""
 
 
 class DraftModelProposer:
     """Runs the draft ahead of the target, k tokens for every row that has room.
 
+    tells_laws     draw by a noise of its own and tell the law of every draft, for judging by rejection
     max_catch_up   most tokens a step may spend on bringing lagging rows up to date
     vocab_size     ids the target can verify; a padded draft vocabulary is cut to it, and ids of a padded
                    target vocabulary that the draft lacks read as id 0 (a worse guess, never a fault)
@@ -28,13 +35,18 @@ class DraftModelProposer:
 
     name = "draft_model"
 
-    def __init__(self, runner: ModelRunner, pool: BlockPool, *, vocab_size: int, max_catch_up: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, pool: BlockPool, *, vocab_size: int, max_catch_up: int, tells_laws: bool = False
+    ) -> None:
         self.runner = runner
         self.pool = pool
         self.vocab_size = min(vocab_size, runner.model.vocab_size)
         self.max_catch_up = max_catch_up
         self.max_draft_position: int | None = runner.model.max_model_len
+        self.tells_laws = tells_laws
         self._num_computed: dict[str, int] = {}
+        self._offers: dict[str, list[int]] = {}
+        self._laws: dict[str, list[Tensor]] = {}
 
     def start(self, request: Request) -> None:
         """Trust what cached blocks say of the draft's part, from the front until the first gap."""
@@ -51,14 +63,34 @@ class DraftModelProposer:
 
     def propose(self, plan: Plan) -> Drafts:
         """Catch up with what the target computes in this step, then draft where a row has room."""
-        offers: dict[str, list[int]] = {}
-        rows = self._catch_up(plan, offers)
+        offers = self._offers = {}
+        self._laws = {}
+        rows = self._catch_up(plan, offers) if self._must_run(plan) else []
         depth = 1
         while rows:
             rows = [row for row in rows if row.max_drafts > depth]
             self._draft(rows, [[offers[row.request.request_id][-1]] for row in rows], offers)
             depth += 1
-        return Drafts.of((tuple(offers.get(row.request.request_id, ())) for row in plan), self.name)
+        return Drafts(tuple(self._offer(row.request.request_id) for row in plan))
+
+    def _offer(self, request_id: str) -> Offer:
+        if request_id not in self._offers:
+            return NO_OFFER
+        laws = torch.stack(self._laws[request_id]) if self.tells_laws else None
+        return Offer(tuple(self._offers[request_id]), self.name, laws=laws)
+
+    def _must_run(self, plan: Plan) -> bool:
+        """A forward is saved while no row may draft and none lags far; what lags is caught up later in one."""
+        return any(row.max_drafts or self._reach(row) - self._computed_of(row) > MAX_LAG for row in plan)
+
+    def _reach(self, row: Row) -> int:
+        """Up to where the draft shall follow this row; as far as it is where it shall not."""
+        if not row.request.params.speculative_params.enabled:
+            return self._computed_of(row)
+        return min(row.end, self.runner.model.max_model_len)
+
+    def _computed_of(self, row: Row) -> int:
+        return self._num_computed[row.request.request_id]
 
     def _catch_up(self, plan: Plan, offers: dict[str, list[int]]) -> list[Row]:
         """Compute known tokens the draft lacks, within the step's allowance; return rows that drafted."""
@@ -67,10 +99,8 @@ class DraftModelProposer:
         ready: list[Row] = []
         for row in plan:
             request = row.request
-            if not request.params.speculative_params.enabled:
-                continue
-            start = self._num_computed[request.request_id]
-            end = min(row.end, self.runner.model.max_model_len, start + allowance)
+            start = self._computed_of(row)
+            end = min(self._reach(row), start + allowance)
             if end <= start:
                 continue
             allowance -= end - start
@@ -100,15 +130,25 @@ class DraftModelProposer:
         for row in rows:
             offer = offers.setdefault(row.request.request_id, [])
             choices.append(Choice(row.request, row.request.num_output_tokens + len(offer), tuple(offer)))
-        token_ids, _ = choose(logits, choices)
+        if self.tells_laws:
+            token_ids, laws = draw(logits, choices)
+            for row, law in zip(rows, laws, strict=True):
+                self._laws.setdefault(row.request.request_id, []).append(law)
+        else:
+            token_ids, _ = choose(logits, choices)
         for row, token_id in zip(rows, token_ids, strict=True):
             offers[row.request.request_id].append(token_id)
 
     def observe(self, batch: Batch, verdict: Verdict, features: Tensor | None) -> None:
-        """Roll back to what the target agreed to, and write down which slots hold it."""
+        """Roll back to what the target agreed to, and write down which slots hold it.
+
+        The drafts that were verified may be another proposer's or a grammar's: what counts is the draft's own tokens.
+        """
         for index, row in enumerate(batch):
             request = row.request
-            computed = min(self._num_computed[request.request_id], row.end + verdict.num_accepted(index))
+            agreed = _agreement(self._offers.get(request.request_id, ()), verdict.token_ids[index])
+            agreed = min(agreed, verdict.num_accepted(index))  # the token behind them is not computed yet
+            computed = min(self._num_computed[request.request_id], row.end + agreed)
             self._num_computed[request.request_id] = computed
             self._note_ready(request, row.start, computed)
 
@@ -119,3 +159,11 @@ class DraftModelProposer:
             block = request.block_table[i]
             now = min(max(computed - i * size, 0), size)
             ready[block] = max(ready[block], now) if (i + 1) * size <= start else now
+
+
+def _agreement(offered: Sequence[int], verdict: Sequence[int]) -> int:
+    """How many tokens from the front are the same."""
+    n = 0
+    while n < min(len(offered), len(verdict)) and offered[n] == verdict[n]:
+        n += 1
+    return n

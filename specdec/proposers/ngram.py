@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specdec.batch import Batch, Drafts, Plan, Row, Verdict
+from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, Verdict
+from specdec.config import MAX_SPECULATIVE_TOKENS
+from specdec.proposers.confidence import confidence
 from specdec.request import Request
+
+LONGER = 8
+"""The longest size stands for every longer match; by how much they are longer on average, tokens."""
 
 
 class _Index:
@@ -31,14 +36,14 @@ class _Index:
                     self.ends[n][tuple(tokens[end - n : end])] = end
         self.num_indexed = len(tokens)
 
-    def lookup(self, tokens: list[int], most: int) -> tuple[int, ...]:
-        """What followed the longest known suffix; shorter suffixes only where longer ones are new."""
+    def lookup(self, tokens: list[int], most: int) -> tuple[tuple[int, ...], int]:
+        """What followed the longest known suffix, and its size; shorter ones only where longer ones are new."""
         for n in reversed(self.sizes):
             if n < len(tokens):
                 end = self.ends[n].get(tuple(tokens[-n:]))
                 if end is not None:
-                    return _continue(tokens, end, most)
-        return ()
+                    return _continue(tokens, end, most), n
+        return (), 0
 
 
 def _continue(tokens: list[int], start: int, most: int) -> tuple[int, ...]:
@@ -56,6 +61,8 @@ class NgramProposer:
     def __init__(self, shortest: int, longest: int) -> None:
         self.sizes = range(shortest, longest + 1)
         self._indices: dict[str, _Index] = {}
+        lengths = {n: n if n < longest else n + LONGER for n in self.sizes}
+        self._sure = {n: tuple(confidence(m + j) for j in range(MAX_SPECULATIVE_TOKENS)) for n, m in lengths.items()}
 
     def start(self, request: Request) -> None:
         """Begin an index; it is filled when the first offer is asked for."""
@@ -63,12 +70,13 @@ class NgramProposer:
 
     def propose(self, plan: Plan) -> Drafts:
         """Look every row with room up."""
-        return Drafts.of((self._offer(row) if row.max_drafts else () for row in plan), self.name)
+        return Drafts(tuple(self._offer(row) if row.max_drafts else NO_OFFER for row in plan))
 
-    def _offer(self, row: Row) -> tuple[int, ...]:
+    def _offer(self, row: Row) -> Offer:
         index = self._indices[row.request.request_id]
         index.extend(row.request.token_ids)
-        return index.lookup(row.request.token_ids, row.max_drafts)
+        tokens, size = index.lookup(row.request.token_ids, row.max_drafts)
+        return Offer(tokens, self.name, self._sure[size][: len(tokens)]) if tokens else NO_OFFER
 
     def observe(self, batch: Batch, verdict: Verdict, features: Tensor | None) -> None:
         """The index reads committed tokens when it is next asked."""

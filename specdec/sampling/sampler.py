@@ -26,6 +26,10 @@ _MOST_LISTED = 512
 """A shortlist longer than this costs more to draw noise for, token by token, than its whole row does."""
 
 
+_STREAM_BITS = 48
+"""Positions stay far below 2**48, so the noises of two streams never meet."""
+
+
 @torch.inference_mode()
 def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[bool]]:
     """Choose one token for every row of scores.
@@ -60,14 +64,14 @@ def _read(token_ids: Tensor, is_finite: Tensor) -> tuple[list[int], list[bool]]:
 
 
 @torch.inference_mode()
-def judge(
+def judge_on_device(
     logits: Tensor, choices: Sequence[Choice], drafts: Sequence[Sequence[int]]
 ) -> tuple[list[tuple[int, ...]], list[bool]] | None:
     """Choose and verify on the device: one pass over the scores, one transfer. None where that is not possible.
 
     logits   [L, V]
-    drafts   [B]      of every request that chooses; L = sum of len(drafts[b]) + 1
-    returns  of every such request: accepted drafts and the token behind them; whether its scores failed
+    drafts   [B]      of every row; L = sum of len(drafts[b]) + 1
+    returns  of every row: accepted drafts and the token behind them; whether its scores failed
     """
     if not choices or not uses_triton(logits) or any(c.is_edited or c.is_filtered for c in choices):
         return None
@@ -75,10 +79,10 @@ def judge(
     first = [0, *accumulate(len(row) + 1 for row in drafts)]
     judged = accept(
         logits,
-        *_streams(choices, device),
+        *streams(choices, device),
         _temperatures(logits, choices),
-        to_device([token_id for row in drafts for token_id in (*row, 0)], torch.int64, device),
-        to_device(first, torch.int32, device),
+        to_device([token_id for row in drafts for token_id in (*row, 0)], device, torch.int64),
+        to_device(first, device, torch.int32),
     )
     token_ids, num_accepted, finite = read(judged.token_ids, judged.num_accepted, judged.is_finite)
     kept = [tuple(token_ids[i : i + num + 1]) for i, num in zip(first, num_accepted, strict=False)]
@@ -135,18 +139,18 @@ def _limits(scores: Tensor, choices: Sequence[Choice]) -> Limits:
 
 def _sample(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
     """Over whole rows: logits [R, V] -> token ids and whether finite, [R]."""
-    return sample(logits, *_streams(choices, logits.device), _temperatures(logits, choices))
+    return sample(logits, *streams(choices, logits.device), _temperatures(logits, choices))
 
 
 def _temperatures(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    return to_device([c.request.params.temperature for c in choices], dtype, logits.device)
+    return to_device([c.request.params.temperature for c in choices], logits.device, dtype)
 
 
-def _streams(choices: Sequence[Choice], device: torch.device) -> tuple[Tensor, Tensor]:
+def streams(choices: Sequence[Choice], device: torch.device) -> tuple[Tensor, Tensor]:
     """Seed and position of every row's noise, [R] each."""
-    seeds = to_device([c.request.noise_seed for c in choices], torch.int64, device)
-    return seeds, to_device([c.position for c in choices], torch.int64, device)
+    seeds = to_device([c.request.noise_seed for c in choices], device, torch.int64)
+    return seeds, to_device([c.position + (c.stream << _STREAM_BITS) for c in choices], device, torch.int64)
 
 
 def _choose_processed(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
@@ -186,7 +190,7 @@ def _sample_listed(short: Shortlist, limits: Limits, choices: Sequence[Choice]) 
     keep = short.keep.masked_fill(~short.is_complete, 0)
     is_kept = torch.arange(scores.shape[1], device=scores.device) < keep[:, None]
     rows, places = torch.nonzero(is_kept, as_tuple=True)
-    seeds, positions = _streams(choices, scores.device)
+    seeds, positions = streams(choices, scores.device)
     g = noise_of(seeds[rows], positions[rows], ids[rows, places], scores.dtype)
     noisy = torch.full_like(scores, float("-inf"))
     noisy[rows, places] = scores[rows, places] / limits.temperature[rows] + g

@@ -6,51 +6,78 @@ output is plain seeded sampling whatever was proposed. It knows batches and scor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from specdec.batch import Batch, Row, Verdict
+from specdec.batch import Batch, Drafts, Row, Verdict
 from specdec.logprobs import TokenLogprob
 from specdec.sampling.choice import Choice
 from specdec.sampling.logprobs import describe, describe_chosen
-from specdec.sampling.sampler import choose, judge
+from specdec.sampling.rejection import Case, judge
+from specdec.sampling.sampler import choose, judge_on_device
 
 
-def verify(batch: Batch, logits: Tensor) -> Verdict:
+def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdict:
     """Judge every row's drafts at once.
 
     logits   [L, V]   L = sum of row.num_logits; row i of a run saw the drafts before it
+    drafts   the offers the rows' drafts come from; where they tell the law of their draws, rejection judges
     """
     prompt_logprobs, logits = _judge_prompts(batch, logits)
-    choices = [choice for row in batch for choice in _choices(row)]
-    token_ids, failed = _judge(batch, logits, choices)
-    places = [0, *accumulate(row.num_choices for row in batch)]
+    choices: list[Choice] = []
+    places: list[int] = []
+    for row in batch:
+        places.append(len(choices))
+        choices += _choices(row)
+    judged = _judged(batch, drafts, places)
+    verdicts = None if judged else _judged_on_device(batch, logits, choices)
+    if verdicts is not None:
+        return Verdict(*verdicts, _logprobs(batch, logits, choices, verdicts[0], places), prompt_logprobs)
+    chosen, is_finite = choose(logits, choices)
+    kept = dict(zip(judged, judge(list(judged.values()), logits, choices, chosen), strict=True)) if judged else {}
+    token_ids: list[tuple[int, ...]] = []
+    failed: list[bool] = []
+    for index, (row, place, end) in enumerate(zip(batch, places, [*places[1:], len(choices)], strict=True)):
+        token_ids.append(kept[index] if index in kept else _agreed(row, chosen[place:end]))
+        failed.append(not all(is_finite[place : place + len(token_ids[-1])]))
     logprobs = _logprobs(batch, logits, choices, token_ids, places)
     return Verdict(tuple(token_ids), tuple(failed), logprobs, prompt_logprobs)
 
 
-def _judge(batch: Batch, logits: Tensor, choices: list[Choice]) -> tuple[list[tuple[int, ...]], list[bool]]:
-    """What every row keeps, and whether its scores failed: on the device where it can, else here."""
-    on_device = judge(logits, choices, [row.draft_token_ids for row in batch if row.num_choices])
-    if on_device is not None:
-        kept, failed = iter(on_device[0]), iter(on_device[1])
-        return [next(kept) if r.num_choices else () for r in batch], [r.num_choices > 0 and next(failed) for r in batch]
-    chosen, is_finite = choose(logits, choices)
-    token_ids: list[tuple[int, ...]] = []
-    has_failed: list[bool] = []
-    place = 0
-    for row in batch:
-        span = slice(place, place + row.num_choices)
-        token_ids.append(_agreed(row, chosen[span]))
-        has_failed.append(not all(is_finite[span][: len(token_ids[-1])]))
-        place += row.num_choices
-    return token_ids, has_failed
+def _judged_on_device(
+    batch: Batch, logits: Tensor, choices: list[Choice]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]] | None:
+    """What every row keeps and whether its scores failed, where the device can say both at once."""
+    found = judge_on_device(logits, choices, [row.draft_token_ids for row in batch if row.chooses])
+    if found is None:
+        return None
+    rows = iter(zip(*found, strict=True))
+    token_ids, failed = zip(*(next(rows) if row.chooses else ((), False) for row in batch), strict=True)
+    return token_ids, failed
+
+
+def _judged(batch: Batch, drafts: Drafts | None, places: list[int]) -> dict[int, Case]:
+    """The rows that rejection judges, by number; a request without noise needs no law."""
+    if drafts is None:
+        return {}
+    cases: dict[int, Case] = {}
+    for index, (row, offer, place) in enumerate(zip(batch, drafts, places, strict=True)):
+        if offer.laws is None or not row.chooses or row.request.params.is_greedy:
+            continue
+        size = len(row.draft_token_ids)
+        laws = offer.laws if size == len(offer.token_ids) else offer.laws[:size]
+        if len(laws):
+            cases[index] = Case(row, place, laws)
+    return cases
 
 
 def _choices(row: Row) -> list[Choice]:
     drafts = row.draft_token_ids
+    if not drafts:  # nearly every row of plain decoding
+        return [Choice(row.request, row.request.num_output_tokens)] if row.chooses else []
     return [Choice(row.request, row.request.num_output_tokens + i, drafts[:i]) for i in range(row.num_choices)]
 
 
@@ -63,7 +90,7 @@ def _agreed(row: Row, chosen: list[int]) -> tuple[int, ...]:
 
 
 def _logprobs(
-    batch: Batch, logits: Tensor, choices: list[Choice], token_ids: list[tuple[int, ...]], places: list[int]
+    batch: Batch, logits: Tensor, choices: list[Choice], token_ids: Sequence[tuple[int, ...]], places: list[int]
 ) -> tuple[tuple[TokenLogprob, ...], ...]:
     """Reports on the kept tokens of the rows that ask; no work where none does."""
     asking = [i for i, row in enumerate(batch) if row.request.params.logprobs is not None]

@@ -54,7 +54,7 @@ def compare(llm: LLM, systems: Sequence[System], jobs: Sequence[Job], repeats: i
     judge = Judge(llm.model_path, "float64")
     comparison = Comparison(systems, judge, _decoder(llm), save=lambda run: None)
     with tqdm(disable=True) as bar:
-        comparison.measure("chat", jobs, 2, repeats, bar)
+        comparison.measure("chat", jobs, 2, range(repeats), bar)
     return comparison.runs
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evals import overhead, report, results, speedup
+from evals import agreement, overhead, profile, report, results, speedup
 
 
 def speedup_arguments(toy: str, out: Path) -> list[str]:
@@ -65,6 +65,32 @@ def test_too_many_prompts_end_the_command(toy: str, capsys: pytest.CaptureFixtur
     assert "num_prompts is 99" in capsys.readouterr().err
 
 
+def test_prompts_that_do_not_fit_are_left_out_aloud(
+    toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "own.jsonl"
+    prompts.write_text('{"prompt": "short"}\n' + json.dumps({"prompt": "long " * 2000}) + "\n")
+    arguments = [
+        "--target",
+        toy,
+        "--prompts",
+        str(prompts),
+        "--methods",
+        "plain",
+        "--repeats",
+        "1",
+        "--dtype",
+        "float64",
+    ]
+    arguments += ["--concurrency", "1", "--max-tokens", "4", "--out", str(tmp_path / "out.jsonl")]
+    assert speedup.main(arguments) == 0
+    assert "own: 1 of 2 prompts do not fit" in capsys.readouterr().err
+    [record] = results.read(tmp_path / "out.jsonl")
+    assert len(record["outputs"]) == 1 and record["peak_bytes"] > 2**20
+    prompts.write_text(json.dumps({"prompt": "long " * 2000}))
+    assert speedup.main(arguments) == 2
+
+
 def test_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "overhead.jsonl"
     assert overhead.main(["--rows", "1,3", "--steps", "20", "--out", str(out)]) == 0
@@ -94,6 +120,20 @@ def test_report(toy: str, tmp_path: Path) -> None:
     assert all((directory / f"{name}.{form}").stat().st_size for name in report.PLOTS for form in report.FORMATS)
 
 
+def test_a_time_limit_repeats_everything_twice_at_least_and_the_readme_tells_it(toy: str, tmp_path: Path) -> None:
+    out, readme = tmp_path / "speedup.jsonl", tmp_path / "README.md"
+    assert speedup.main([*speedup_arguments(toy, out), "--concurrency", "2", "--minutes", "0.0001"]) == 0
+    runs = [(record["repeat"], record["system"]) for record in results.read(out)]
+    assert sorted(runs) == [(repeat, system) for repeat in (0, 1) for system in ("ngram k=2", "plain")]
+    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    assert report.main([str(out), "--out", str(tmp_path / "report"), "--readme", str(readme)]) == 0
+    text = readme.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "| math | 2 | plain |" in text and "(report/speedup.svg)" in text
+    with pytest.raises(ValueError, match="one part between"):
+        report.into_readme("nothing", next(iter(results.read(out))), [], [])
+
+
 def test_report_refuses_to_mix_settings(tmp_path: Path, toy: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Negative control: two maximal lengths in one table would be a lie."""
     out = tmp_path / "mixed.jsonl"
@@ -101,3 +141,19 @@ def test_report_refuses_to_mix_settings(tmp_path: Path, toy: str, capsys: pytest
     assert speedup.main(base) == speedup.main([*base, "--max-tokens", "3"]) == 0
     assert report.main([str(out), "--out", str(tmp_path / "report")]) == 2
     assert "differ in settings" in capsys.readouterr().err
+
+
+def test_profile_and_agreement(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "profile.jsonl"
+    options = ["--target", toy, "--out", str(out), "--quantization", "int8-a8"]
+    assert profile.main([*options, "--rows", "1,2", "--steps", "4", "--context", "20"]) == 0
+    machine, *cases = results.read(out)
+    assert machine["bytes_per_second"] > 0 and [case["rows"] for case in cases] == [1, 2]
+    for case in cases:
+        assert set(case["forward"]) == {"elementwise", "linears", "attention", "head"}
+        assert sum(case["forward"].values()) > 0 and case["limit"] == max(case["memory"], case["arithmetic"]) > 0
+    assert agreement.main([*options, "--num-prompts", "1", "--max-tokens", "4"]) == 0
+    plain, rounded = [r for r in results.read(out) if r["kind"] == "agreement.candidate"]
+    assert 0 <= plain["kl_mean"] < rounded["kl_mean"] < 0.2 and rounded["top1_sure"] > 0.9
+    assert agreement.main([*options, "--num-prompts", "1", "--max-tokens", "4", "--at-least", "1.01"]) == 1
+    assert "int8-a8" in capsys.readouterr().out

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from evals import results, serving, speedup
+from evals.arrivals import arrivals, read_gaps
 from evals.load import Job, Outcome
 from evals.peers import Endpoint, connect
-from evals.serving import Sweep, Target, arrivals, open_loop, replicas
+from evals.serving import Sweep, Target, open_loop, replicas
 from evals.workloads import Prompt
 from specdec import LLM
 from tests.server.support import live_server
@@ -86,6 +87,20 @@ def test_arrivals_keep_their_rate() -> None:
         assert len(moments) == 4000 and moments == sorted(moments)
         assert 4000 / moments[-1] == pytest.approx(10, rel=0.15)
     assert arrivals("bursts", 8, 1.0, 0) == [0.0] * 8
+
+
+def test_a_trace_keeps_its_rhythm_at_any_rate(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 100}\n{"arrival": 107}\n\n101\n')
+    gaps = read_gaps(trace)
+    assert gaps == [1.0, 6.0]
+    moments = arrivals("trace", 4001, 10.0, 0, gaps)
+    assert 4000 / moments[-1] == pytest.approx(10.0)
+    assert (moments[2] - moments[1]) == pytest.approx(6 * moments[1])
+    for bad in ("", "5\n5\n", "noon\n", "{}\n"):
+        trace.write_text(bad)
+        with pytest.raises(ValueError, match="trace.jsonl"):
+            read_gaps(trace)
 
 
 def test_headroom_needs_more_servers() -> None:

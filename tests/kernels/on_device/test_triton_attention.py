@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.config import MAX_SPECULATIVE_TOKENS
 from specdec.kernels.paged_attention import launch, paged_attention, reference
 from specdec.kernels.paged_attention.tiles import SPLIT, HeadShape, prefill_tile, verify_tile
 from specdec.kernels.paged_attention.work_list import MAX_VERIFY_LEN, make_work_lists
@@ -110,7 +111,7 @@ def test_every_e4m3_byte_is_read_exactly(device: torch.device) -> None:
 
 def company(dtype: torch.dtype, device: torch.device, most: int = 9) -> PagedRows:
     """Eight rows of `most` queries: contexts that end before, on and after the end of a block and of a split."""
-    ends = (9, 16, 17, 70, SPLIT - 3, SPLIT, SPLIT + 4, SPLIT + 60)
+    ends = (9, 15, 16, 17, 24, 70, SPLIT, SPLIT + 4)
     return moved(paged_rows([(n, most) for n in ends], (3, 1, 32, 32), 16, dtype), device)
 
 
@@ -268,3 +269,26 @@ def test_five_tokens_read_the_keys_once(heads: int, width: int) -> None:
     tile = verify_tile(shape)
     assert tile.block_m >= min(5 * heads, 64, 16384 // shape.width) and SPLIT % tile.block_n == 0
     assert prefill_tile(shape).block_m >= 64
+
+
+def test_every_row_that_verifies_takes_the_path_with_fixed_splits() -> None:
+    assert MAX_SPECULATIVE_TOKENS + 1 <= MAX_VERIFY_LEN
+
+
+@pytest.mark.slow
+def test_a_cache_beyond_32_bits_is_addressed(device: torch.device) -> None:
+    """More than 2^31 numbers: the last block is read where it lies. Takes 2.2 GB."""
+    block_size, groups, width = 256, 8, 64
+    num_blocks = 2**31 // (block_size * groups * width) + 2
+    k = torch.empty(num_blocks, block_size, groups, width, dtype=torch.uint8, device=device).view(FP8)
+    v = torch.zeros(num_blocks, block_size, groups, 1, dtype=torch.uint8, device=device).view(FP8)
+    k[-1] = torch.randn(block_size, groups, width).to(FP8).to(device)
+    v[-1] = torch.randn(block_size, groups, 1).to(FP8).to(device)
+    table = torch.tensor([[num_blocks - 1]], dtype=torch.int32, device=device)
+    lens = torch.tensor([200], dtype=torch.int32, device=device)
+    for query_len in (2, 70):
+        bounds = torch.tensor([0, query_len], dtype=torch.int32, device=device)
+        q = torch.randn(query_len, groups, width, device=device)
+        arguments = (q, k[-1:].clone(), v[-1:].clone(), torch.zeros_like(table), lens, bounds)
+        out = paged_attention(q, k, v, table, lens, bounds, 0.125)
+        assert torch.allclose(out, twin(arguments, 0.125, {}), atol=1e-5)

@@ -1,56 +1,32 @@
-"""The engine on interpreted kernels: the twins' ids, steps that can be recorded, one read a step."""
-
-from __future__ import annotations
+"""The engine over Triton's kernels: greedy and seeded ids as with the twins, verifying drafts or not."""
 
 import pytest
-from engine_cases import build, check_replays, generate
-from recording import FakeCapture, HostReads
 
+from specdec.llm import LLM
+from tests.engines import Oracle, ids, llm, proposing
 from tests.toys import make_toy
+
+PROMPTS = [[1, 2, 3], list(range(40, 57))]
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One layer, so that the interpreter has little to do."""
-    return make_toy(tmp_path_factory.mktemp("toys") / "tiny", num_hidden_layers=1)
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_toy(tmp_path_factory.mktemp("toys") / "llama", num_hidden_layers=1)
 
 
-@pytest.mark.parametrize(
-    ("draft", "temperature"),
-    [
-        ("ngram", 0.9),
-        pytest.param(None, 0.9, marks=pytest.mark.slow),
-        pytest.param("ngram", 0.0, marks=pytest.mark.slow),
-    ],
-)
-def test_ids_are_those_of_the_twins(
-    tiny: str, draft: str | None, temperature: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = generate(build(tiny, draft), temperature=temperature, seed=3)
-    monkeypatch.setenv("SPECDEC_KERNELS", "reference")
-    assert ours == generate(build(tiny, None), temperature=temperature, seed=3)
+def with_twins(made: LLM, monkeypatch: pytest.MonkeyPatch, **params: object) -> list[list[int]]:
+    with monkeypatch.context() as environment:
+        environment.setenv("SPECDEC_KERNELS", "reference")
+        return ids(made, PROMPTS, **params)
 
 
-def test_a_step_reads_the_verdict_and_nothing_else(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = build(tiny, "ngram")
-    reads = HostReads()
-    reads.install(monkeypatch)
-    generate(llm, max_tokens=3, temperature=0.0)
-    assert reads.count == llm.engine.num_steps >= 2
-
-
-def test_between_replays_no_address_and_no_host_value_changes(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = HostReads()
-    reads.install(monkeypatch)
-    capture = FakeCapture(reads)
-    graphs = check_replays(tiny, capture, "cpu")
-    assert capture.num_replays == 4 and graphs.num_graphs == 2, "buckets of 8 and 4 tokens"
-
-
-def test_a_step_that_reads_a_length_on_the_host_cannot_be_recorded(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: the attention twin walks over rows in Python."""
-    monkeypatch.setenv("SPECDEC_KERNELS", "reference")
-    reads = HostReads()
-    reads.install(monkeypatch)
-    with pytest.raises(AssertionError, match="waits for the device inside a recording"):
-        check_replays(tiny, FakeCapture(reads), "cpu")
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "seeded"])
+def test_ids_are_those_of_the_twins(params: dict[str, float], target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = llm(target, None, dtype="float64", block_size=8)
+    params["max_tokens"] = 6
+    expected = with_twins(made, monkeypatch, **params)
+    assert ids(made, PROMPTS, **params) == expected
+    oracle = Oracle({tuple(prompt): answer for prompt, answer in zip(PROMPTS, expected)})
+    with proposing(made, oracle, 4):
+        assert ids(made, PROMPTS, **params) == expected
+    assert oracle.seen, "drafts were verified"

@@ -1,0 +1,75 @@
+"""Hybrid: several proposers may make an offer for a row; a policy takes one.
+
+It knows the proposers and the policy, and of each row only how many drafts it has room for. It judges
+nothing: what an offer is worth, and whether a model shall be asked at all, is the policy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, Verdict
+from specdec.proposers.base import OfferPolicy, Proposer
+from specdec.request import Request
+
+
+class HybridProposer:
+    """Free proposers are always heard; the one that costs a forward drafts only where the policy wants it.
+
+    free     proposers that cost no forward
+    costly   one that does, or None; it is told of every row, with no room for drafts where it is not wanted,
+             so that it can keep up, and hears every verdict, also on drafts that are not its own (Row.source)
+    """
+
+    name = "hybrid"
+    max_draft_position: int | None = None
+
+    def __init__(self, free: Sequence[Proposer], costly: Proposer | None, policy: OfferPolicy) -> None:
+        self.free = tuple(free)
+        self.costly = costly
+        self.policy = policy
+        self._all = self.free if costly is None else (*self.free, costly)
+
+    def start(self, request: Request) -> None:
+        """Tell all."""
+        for proposer in self._all:
+            proposer.start(request)
+
+    def propose(self, plan: Plan) -> Drafts:
+        """The free offers first, then those of the model for rows that want them."""
+        offered = [proposer.propose(plan).offers for proposer in self.free]
+        best = [self._best(row, [offers[i] for offers in offered]) for i, row in enumerate(plan)]
+        if self.costly is not None:
+            rows = [replace(row, max_drafts=self._wanted(row, offer)) for row, offer in zip(plan, best, strict=True)]
+            costly = self.costly.propose(replace(plan, rows=tuple(rows))).offers
+            best = [self._best(row, [free, own]) for row, free, own in zip(plan, best, costly, strict=True)]
+        return Drafts(tuple(best))
+
+    def _best(self, row: Row, offers: Sequence[Offer]) -> Offer:
+        """The policy's choice among those that hold something."""
+        full = [offer for offer in offers if offer.token_ids]
+        if len(full) < 2:
+            return full[0] if full else NO_OFFER
+        return full[self.policy.choose(row, full)]
+
+    def _wanted(self, row: Row, free: Offer) -> int:
+        """Drafts to ask of the model: what the policy wants, within the row's room and the model's length."""
+        if not row.max_drafts:
+            return 0
+        most = row.max_drafts
+        if self.costly is not None and self.costly.max_draft_position is not None:
+            most = min(most, self.costly.max_draft_position - row.request.num_tokens)
+        return max(min(most, self.policy.wants_model_draft(row, free)), 0)
+
+    def observe(self, batch: Batch, verdict: Verdict, features: Tensor | None) -> None:
+        """All hear the verdict."""
+        for proposer in self._all:
+            proposer.observe(batch, verdict, features)
+
+    def stop(self, request: Request) -> None:
+        """Tell all."""
+        for proposer in self._all:
+            proposer.stop(request)
