@@ -41,7 +41,8 @@ def _right(recipe: Any, view: StepView, noise_seed: int | None) -> Tensor:
     scores = view.scores
     if noise_seed is not None:
         scores = scores.log_softmax(-1) + noise_given_text(view, recipe.draft_ids, noise_seed)
-    return recipe.draft_ids[scores.argmax(-1)] == view.tokens
+    is_right: Tensor = recipe.draft_ids[scores.argmax(-1)] == view.tokens
+    return is_right
 
 
 def noise_given_text(view: StepView, draft_ids: Tensor, seed: int) -> Tensor:

@@ -53,7 +53,6 @@ def engine_config(
     num_threads: int | None = None,
 ) -> EngineConfig:
     """Compose an EngineConfig from flat options; the flags of the server are these names."""
-    target = _name(target)
     resolved = resolve_draft(_name(draft), _speculative_config(speculative), str(target))
     if draft_device is not None and draft_device != device:
         raise InvalidRequestError(
@@ -61,7 +60,7 @@ def engine_config(
             param="draft_device",
         )
     model = ModelConfig(
-        model=target, dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization
+        model=_name(target), dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization
     )
     if max_num_batched_tokens is None:
         max_num_batched_tokens = _default_batched_tokens(device, max_num_seqs)

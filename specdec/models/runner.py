@@ -6,7 +6,7 @@ tensors; it holds no requests, samplers, proposers or schedulers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,10 +16,9 @@ from specdec.kernels.llama_forward import LlamaStep, PackedLlama, llama_forward
 from specdec.kv_cache import KVCache
 from specdec.models.attention import LayerCache, StepContext
 from specdec.models.forward_batch import ForwardBatch, Segment
+from specdec.models.graphs import Capture, Compute, GraphedForward, capture_for
 from specdec.models.loaded import LoadedModel
 from specdec.models.streams import ResidualStreams
-
-Compute = Callable[[ForwardBatch], tuple[Tensor, Tensor | None]]
 
 
 class ModelRunner:
@@ -33,6 +32,7 @@ class ModelRunner:
         self.features: Tensor | None = None
         self._captured: tuple[int, ...] = ()
         self.cache = KVCache(model.attention.shapes, num_blocks, block_size, dtype=model.dtype, device=model.device)
+        self._graph_capture = capture_for(model.device)
         self._compute = self._choose_forward()
 
     def capture(self, layer_ids: Sequence[int]) -> None:
@@ -56,7 +56,19 @@ class ModelRunner:
         model, layer_ids = self.model, self._captured
         if model.fast is not None:
             return _native_forward(model.fast, self.cache, layer_ids)
-        return _transformers_forward(model, self.cache, layer_ids)
+        forward = _transformers_forward(model, self.cache, layer_ids)
+        return forward if self._graph_capture is None else self._recorded(forward, self._graph_capture).forward
+
+    def _recorded(self, forward: Compute, capture: Capture) -> GraphedForward:
+        size = self.cache.block_size
+        max_blocks = min(-(-self.model.max_model_len // size), self.cache.num_blocks)
+        return GraphedForward(forward, capture, block_size=size, max_blocks=max_blocks)
+
+    def record_with(self, capture: Capture) -> GraphedForward:
+        """Record steps and replay them from now on."""
+        graphs = self._recorded(self._compute, capture)
+        self._compute = graphs.forward
+        return graphs
 
     def pack(self, segments: Sequence[Segment]) -> ForwardBatch:
         """Lay rows out for this model's device."""
