@@ -62,8 +62,6 @@ def engine_config(
     model = ModelConfig(
         model=_name(target), dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization
     )
-    if max_num_batched_tokens is None:
-        max_num_batched_tokens = _default_batched_tokens(device, max_num_seqs)
     return EngineConfig(
         target=model,
         draft=_draft_model(model, resolved.draft, draft_dtype),
@@ -74,7 +72,7 @@ def engine_config(
             enable_prefix_caching=enable_prefix_caching,
             gpu_memory_utilization=gpu_memory_utilization,
         ),
-        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+        scheduler=_scheduler_config(max_num_batched_tokens, device, max_num_seqs),
         speculative=resolved,
         seed=seed,
         num_threads=num_threads,
@@ -104,10 +102,12 @@ def _speculative_config(value: SpeculativeConfig | Mapping[str, Any] | None) -> 
     )
 
 
-def _default_batched_tokens(device: str, max_num_seqs: int) -> int:
+def _scheduler_config(tokens: int | None, device: str, max_num_seqs: int) -> SchedulerConfig:
     """Tokens of a step: on CPU a chunk of 256 keeps others waiting half as long as one of 512, at the same rate."""
-    least = CPU_BATCHED_TOKENS if pick_device(device).type == "cpu" else BATCHED_TOKENS
-    return max(least, max_num_seqs)
+    if tokens is None:
+        least = CPU_BATCHED_TOKENS if pick_device(device).type == "cpu" else BATCHED_TOKENS
+        tokens = max(least, max_num_seqs) if isinstance(max_num_seqs, int) else least
+    return SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens)
 
 
 @dataclass(slots=True)

@@ -33,7 +33,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _flags(target: str, data: Path, out: Path, *more: str) -> list[str]:
     return [
         "--target", target, "--data", str(data), "--out", str(out), "--draft-vocab-size", "128", "--answer-length",
-        "32", "--heldout-percent", "20", "--batch-rows", "128", "--every", "0", "--fit-shards", "1", "--muon-rate", "0.02", *more,
+        "32", "--heldout-percent", "20", "--batch-rows", "128", "--every", "0", "--fit-shards", "1",
+        "--muon-rate", "0.02", *more,
     ]  # fmt: skip
 
 
