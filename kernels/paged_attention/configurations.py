@@ -35,7 +35,7 @@ def all_cases(space: bool = False) -> list[CompileCase]:
     cases = [_work_list()]
     for head_dim, value_dim in WIDTHS:
         for kinds in DTYPES:
-            cases += _both(HeadShape(4, head_dim, value_dim, _BYTES[kinds[0]]), kinds, {}, space)
+            cases += _both(HeadShape(4, head_dim, value_dim, _BYTES[kinds[0]], kinds[1] == "u8"), kinds, {}, space)
     for heads in (1, 3, 8, 16, 71):
         cases += _both(HeadShape(heads, 64, 64, 2), DTYPES[0], {}, False)
     usual = HeadShape(4, 128, 128, 2)

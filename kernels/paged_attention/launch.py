@@ -119,7 +119,8 @@ def head_shape(call: Attention) -> HeadShape:
     """Return what tiles are chosen by."""
     groups, head_dim = call.k_cache.shape[2:]
     item_bytes = dot_dtype(call.q.dtype, call.k_cache.dtype).itemsize
-    return HeadShape(call.q.shape[1] // groups, head_dim, call.v_cache.shape[3], item_bytes)
+    has_bytes = _readable(call.k_cache).dtype == torch.uint8
+    return HeadShape(call.q.shape[1] // groups, head_dim, call.v_cache.shape[3], item_bytes, has_bytes)
 
 
 def _attend_rows(call: Attention, lists: StepLists | None, max_query_len: int | None) -> None:

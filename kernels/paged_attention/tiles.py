@@ -17,12 +17,14 @@ class HeadShape:
 
     heads        query heads of one KV group
     item_bytes   of the numbers that are multiplied: 2, 4 or 8
+    has_bytes    the kernel itself decodes the cache's e4m3 bytes, which takes registers
     """
 
     heads: int
     head_dim: int
     value_dim: int
     item_bytes: int
+    has_bytes: bool = False
 
     @property
     def width(self) -> int:
@@ -64,6 +66,8 @@ def merge_heads(num_heads: int, value_dim: int) -> int:
 
 def prefill_tile(shape: HeadShape) -> Tile:
     """Return the tile of a prompt chunk: as many pairs as registers allow."""
+    if shape.item_bytes <= 2 and shape.has_bytes:
+        return Tile(64, 32 if shape.width <= 128 else 16, num_warps=4 if shape.width <= 64 else 8, num_stages=2)
     if shape.item_bytes <= 2:
         block_m = 128 if shape.width <= 128 else 64
         is_narrow = shape.width <= 64
