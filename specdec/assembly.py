@@ -12,13 +12,19 @@ from dataclasses import replace
 from specdec import kv_cache
 from specdec.block_pool import BlockPool
 from specdec.config import METHODS, EngineConfig, ModelConfig, SpeculativeConfig
-from specdec.controller import FixedLength
+from specdec.control.adaptive import AdaptiveLength, Sources
+from specdec.control.cost import ForwardCost
+from specdec.control.trace import TraceFile
+from specdec.controller import Controller, FixedLength
 from specdec.engine import Engine
 from specdec.errors import InvalidRequestError, ModelLoadError
 from specdec.models.loaded import LoadedModel
 from specdec.models.loader import load
+from specdec.models.profile import profile
 from specdec.models.runner import ModelRunner
 from specdec.proposers import DEFAULT_NUM_SPECULATIVE_TOKENS, build_proposer
+from specdec.proposers.base import Proposer
+from specdec.proposers.draft_model import DraftModelProposer
 from specdec.proposers.shipped import shipped_draft
 from specdec.scheduler import Scheduler
 from specdec.tokenizer import first_difference
@@ -75,18 +81,44 @@ def build(config: EngineConfig) -> Engine:
     target_runner = ModelRunner(target, num_blocks, block_size)
     draft_runner = ModelRunner(draft, num_blocks, block_size) if draft is not None else None
     proposer = build_proposer(config.speculative, config.scheduler, pool, target_runner, draft_runner)
-    most = config.speculative.num_speculative_tokens
     return Engine(
         target_runner,
         proposer,
-        FixedLength(
-            DEFAULT_NUM_SPECULATIVE_TOKENS[config.speculative.method] if most is None else most,
-            proposer.max_draft_position,
-        ),
+        build_controller(config, proposer, target_runner, draft_runner),
         Scheduler(config.scheduler, pool),
         max_model_len=target.max_model_len,
         seed=config.seed,
     )
+
+
+def build_controller(
+    config: EngineConfig, proposer: Proposer, target: ModelRunner, draft: ModelRunner | None
+) -> Controller:
+    """Fixed lengths, or the controller that adapts them, seeded by a profile of the models."""
+    speculative = config.speculative
+    most = speculative.num_speculative_tokens
+    if most is None:
+        most = DEFAULT_NUM_SPECULATIVE_TOKENS[speculative.method]
+    limits = FixedLength(most, proposer.max_draft_position)
+    if not speculative.adaptive or most == 0:
+        return limits
+    most_tokens = config.scheduler.max_num_batched_tokens
+    sources = Sources(free=(proposer.name,))
+    if isinstance(proposer, DraftModelProposer):
+        sources = Sources(costly=proposer.name, lag=proposer.lag)
+    return AdaptiveLength(
+        limits,
+        sources,
+        _cost(target, most_tokens, speculative.profile_seconds),
+        None if draft is None else _cost(draft, most_tokens, speculative.profile_seconds),
+        most_tokens=most_tokens,
+        trace=None if speculative.trace is None else TraceFile(speculative.trace),
+    )
+
+
+def _cost(runner: ModelRunner, most_tokens: int, limit_seconds: float) -> ForwardCost:
+    found = profile(runner, most_tokens, limit_seconds)
+    return ForwardCost(most_tokens) if found is None else ForwardCost(most_tokens, found.seconds, found.key)
 
 
 def _load_draft(config: EngineConfig, target: LoadedModel) -> LoadedModel | None:

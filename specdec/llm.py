@@ -9,7 +9,7 @@ import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,14 @@ def engine_config(
     gpu_memory_utilization: float = 0.9,
     enable_prefix_caching: bool = True,
     seed: int = 0,
+    speculative_trace: str | None = None,
 ) -> EngineConfig:
     """Compose an EngineConfig from flat options; the flags of the server are these names."""
     target = os.fspath(target) if isinstance(target, os.PathLike) else target
     draft = os.fspath(draft) if isinstance(draft, os.PathLike) else draft
     resolved = resolve_draft(draft, _speculative_config(speculative), str(target))
+    if speculative_trace is not None:
+        resolved = replace(resolved, trace=speculative_trace)
     if draft_device is not None and draft_device != device:
         raise InvalidRequestError(
             f"draft_device is {draft_device!r}; the draft shares the target's blocks and must be on {device!r}",
