@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from evals.sim_run import SOURCE, Simulation
 from specdec.batch import Batch, Drafts, Plan, StepSeconds, Verdict
-from specdec.control.acceptance import running_product
-from specdec.control.adaptive import AdaptiveLength, Sources
+from specdec.control.adaptive import AdaptiveLength
 from specdec.control.cost import ForwardCost
+from specdec.control.load import Sources
 from specdec.control.planning import Costs, best_shape
 from specdec.control.trace import TraceFile
 from specdec.controller import Controller, FixedLength
@@ -37,20 +39,22 @@ class Oracle:
         if not decoding:
             return
         able = [(r, min(self.limits.budget(r), r.max_drafts)) for r in decoding]
-        ladders = [running_product(simulation.served_of(r).chances(most)) for r, most in able]
+        deepest = max(most for _, most in able)
+        ladders = np.zeros((len(able), deepest))
+        for i, (r, most) in enumerate(able):
+            ladders[i, :most] = np.cumprod(simulation.served_of(r).chances(most))
         keys = sum(r.num_tokens for r in decoding)
         owed = sum(r.num_owed_tokens for r in running) - len(decoding) + sum(r.num_tokens for r in waiting[:8])
         prompts = min(owed, simulation.scheduler.config.max_num_batched_tokens // 2)
         alone = world.verify(len(decoding), keys, 0)
         beside = world.verify(len(decoding) + prompts, keys, prompts)
-
-        def verify(drafts: int) -> float:
-            return alone + world.verify(len(decoding) + prompts + drafts, keys, prompts) - beside
-
+        tokens = len(decoding) + prompts
+        verify = [alone + world.verify(tokens + n, keys, prompts) - beside for n in range(ladders.size + 1)]
+        drafting = None if world.draft is None else np.array([0.0] + [world.draft(n + 1) for n in range(len(able))])
         opening = 0.0
         if world.draft is not None:
             opening = world.draft(sum(max(simulation.lag(r) - 2, 0) for r in decoding)) / 32
-        shape = best_shape(len(decoding), ladders, Costs(verify, world.draft, opening))
+        shape = best_shape(len(decoding), ladders, Costs(np.array(verify), drafting, opening))
         self._depths = {r.request_id: depth for (r, _), depth in zip(able, shape.depths, strict=True)}
 
     def budget(self, request: Request) -> int:

@@ -12,8 +12,9 @@ from dataclasses import replace
 from specdec import kv_cache
 from specdec.block_pool import BlockPool
 from specdec.config import METHODS, EngineConfig, ModelConfig, SpeculativeConfig
-from specdec.control.adaptive import AdaptiveLength, Sources
+from specdec.control.adaptive import AdaptiveLength
 from specdec.control.cost import ForwardCost
+from specdec.control.load import Sources
 from specdec.control.trace import TraceFile
 from specdec.controller import Controller, FixedLength
 from specdec.engine import Engine

@@ -9,40 +9,28 @@ computed whatever is drafted, so drafts pay for what they add to the step they r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from specdec.batch import Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
-from specdec.control.acceptance import Acceptance, running_product
+import numpy as np
+
+from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
+from specdec.control.acceptance import Acceptance, Ask, Outcome
 from specdec.control.cost import ForwardCost
+from specdec.control.load import Load, Sources
 from specdec.control.planning import Costs, Shape, best_shape, shapes_by_depth
 from specdec.control.probing import Probes, small_probe
 from specdec.control.trace import RowRecord, StepRecord, Totals, TraceFile
 from specdec.controller import FixedLength, attach
 from specdec.request import Request
 
-MARGIN = 0.02  # how much better another depth must be before the depth changes
+MARGIN = 0.03  # how much better another level must be before the level changes
+FREE = -1  # the level of drafts that cost nothing to make
 ZERO_STEPS = 32  # at zero the plan is looked at again after so many steps, or when the load has fallen
 LOAD_FELL = 0.75
 JOIN_STEPS = 8  # or after so many, when a request has joined
 LEARN_EVERY = 8  # at zero the cost model looks at one step in so many
 OPENING_STEPS = 32  # catching up is paid back over so many steps
-
-
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Who may draft.
-
-    free     proposers that cost nothing to ask
-    costly   the one that runs a model, if any
-    lag      request -> tokens the costly one must compute before it can draft, the last known one included
-    looks    False where only what is known before the draw may decide (acceptance "rejection")
-    """
-
-    free: tuple[str, ...] = ()
-    costly: str | None = None
-    lag: Callable[[Request], int] = lambda request: 1
-    looks: bool = True
+_NOTHING = np.zeros(0)
 
 
 class AdaptiveLength:
@@ -73,14 +61,14 @@ class AdaptiveLength:
         self.probes = Probes()
         self.totals = Totals()
         self.step = 0
-        self.depth = 0
+        self.level = 0
         self._kind = "zero"
         self._shape: Shape | None = None
         self._plain_rate = 0.0
         self._room: dict[str, int] = {}
         self._asked: dict[str, int] = {}
         self._lags: dict[str, int] = {}
-        self._offers: dict[str, tuple[Offer, list[float]]] = {}
+        self._offers: dict[str, tuple[Offer, np.ndarray]] = {}
         self._sleeps_until = 0
         self._slept_at = 0
         self._slept_from = 0
@@ -112,16 +100,17 @@ class AdaptiveLength:
 
     def _plan(self, decoding: Sequence[Request], prompts: int) -> None:
         able = [(r, most) for r in decoding if (most := min(self.limits.budget(r), r.max_drafts)) > 0]
-        base = _Load(len(decoding), sum(r.num_tokens for r in decoding), prompts)
+        base = Load(len(decoding), sum(r.num_tokens for r in decoding), prompts)
         free = self._weigh(able, base, self.sources.free, is_free=True)
         costly = self._weigh(able, base, (self.sources.costly,) if self.sources.costly else (), is_free=False)
-        plain = free[0] if free else costly[0] if costly else None
-        self._kind, self._shape, self._sleeps_until = "zero", plain, 0
-        if plain is None:
-            self._change_depth(0)
+        self._kind, self._shape, self._sleeps_until = "zero", None, 0
+        if not free and not costly:
+            self._change_level(0)
             return
+        plain = (free or costly)[0]
         self._plain_rate = plain.rate
-        shape = self._settle(max(free, key=_rate, default=plain), costly or [plain])
+        shape, level = self._settle(free or [plain], costly)
+        self._change_level(level)
         shape = self._probe(shape, plain, [most for _, most in able], base)
         if not shape.num_drafts:
             self._rest(len(decoding), shape)
@@ -130,37 +119,50 @@ class AdaptiveLength:
         self._give_room(able, shape, free, prompts)
 
     def _weigh(
-        self, able: Sequence[tuple[Request, int]], load: _Load, sources: Sequence[str], *, is_free: bool
+        self, able: Sequence[tuple[Request, int]], load: Load, sources: Sequence[str], *, is_free: bool
     ) -> list[Shape]:
         """The best shape of each depth, drafted by these proposers; the plain one first."""
         if not sources or not able:
             return []
-        ladders = [self._ladder(request, most, sources) for request, most in able]
+        ladders = self._ladders(able, sources)
+        verify = load.verifying(self.verify, ladders.size)
         if is_free or self.draft is None:
-            return shapes_by_depth(load.decoding, ladders, Costs(load.verifying(self.verify)))
+            return shapes_by_depth(load.decoding, ladders, Costs(verify))
         for request, _ in able:
             self._lags[request.request_id] = self.sources.lag(request)
         behind = sum(max(self._lags[request.request_id] - 2, 0) for request, _ in able)
         opening = self.draft.at(behind) / OPENING_STEPS
-        return shapes_by_depth(load.decoding, ladders, Costs(load.verifying(self.verify), self.draft.at, opening))
+        drafting = self.draft.span(0, len(able))
+        return shapes_by_depth(load.decoding, ladders, Costs(verify, drafting, opening))
 
-    def _ladder(self, request: Request, most: int, sources: Sequence[str]) -> list[float]:
-        """S of a request, by the proposer from which most is expected."""
-        ladders = [
-            running_product(self.acceptance.chances(request.request_id, source, most, self.step)) for source in sources
-        ]
-        return max(ladders, key=sum)
+    def _ladders(self, able: Sequence[tuple[Request, int]], sources: Sequence[str]) -> np.ndarray:
+        """S of every request, by the proposer from which most is expected."""
+        found: np.ndarray | None = None
+        for source in sources:
+            asks = [Ask(request.request_id, source, most) for request, most in able]
+            ladders = np.cumprod(self.acceptance.chances(asks, self.step), axis=1)
+            if found is None:
+                found = ladders
+            else:
+                found = np.where((ladders.sum(axis=1) > found.sum(axis=1))[:, None], ladders, found)
+        assert found is not None
+        return found
 
-    def _settle(self, free: Shape, costly: Sequence[Shape]) -> Shape:
-        """The best shape, or the one of the depth that is served now where the best is hardly better."""
-        best = max([free, *costly], key=_rate)
-        if best.max_depth == self.depth or not best.num_drafts:
-            return best
-        now = [shape for shape in (free, *costly) if shape.max_depth == self.depth]
-        kept = max(now, key=_rate, default=None)
-        return best if kept is None or best.rate > kept.rate * (1.0 + MARGIN) else kept
+    def _settle(self, free: Sequence[Shape], costly: Sequence[Shape]) -> tuple[Shape, int]:
+        """The best shape, or the one of the level that is served now where the best is hardly better.
 
-    def _probe(self, shape: Shape, plain: Shape, most: Sequence[int], load: _Load) -> Shape:
+        A level is a depth where drafting costs passes; where it is free there is but on and off.
+        """
+        levels = {0: free[0]} | {shape.max_depth: shape for shape in costly}
+        if len(free) > 1:
+            levels[FREE] = free[-1]
+        best = max(levels, key=lambda level: levels[level].rate)
+        kept = levels.get(self.level)
+        if best and kept is not None and levels[best].rate <= kept.rate * (1.0 + MARGIN):
+            return kept, self.level
+        return levels[best], best
+
+    def _probe(self, shape: Shape, plain: Shape, most: Sequence[int], load: Load) -> Shape:
         """Now and then something else, to learn; what that may cost is bounded."""
         self._kind = "plan" if shape.num_drafts else "zero"
         if shape.num_drafts:
@@ -177,9 +179,9 @@ class AdaptiveLength:
                 return Shape(small, 0.0, seconds, load.decoding / seconds)
         return shape
 
-    def _seconds_of(self, depths: Sequence[int], lags: Sequence[int], load: _Load) -> float:
+    def _seconds_of(self, depths: Sequence[int], lags: Sequence[int], load: Load) -> float:
         """What a step with these depths takes, catching up in full."""
-        seconds = load.verifying(self.verify)(sum(depths))
+        seconds = float(load.verifying(self.verify, sum(depths))[-1])
         if self.draft is not None and self.sources.costly is not None:
             seconds += sum(self.draft.at(sum(d > j for d in depths)) for j in range(1, max(depths)))
             seconds += self.draft.at(sum(lag for lag, depth in zip(lags, depths, strict=True) if depth))
@@ -187,23 +189,19 @@ class AdaptiveLength:
 
     def _rest(self, num_decoding: int, shape: Shape) -> None:
         """No drafts in this step; at zero, none in those behind it either until something changes."""
-        self._change_depth(0)
         self._shape = shape
         if self._kind == "zero":
             self._sleeps_until = min(self.step + ZERO_STEPS, max(self.probes.next_draft, self.step + 1))
             self._slept_at, self._slept_from = num_decoding, self.step
 
-    def _change_depth(self, depth: int) -> None:
-        if self._kind in ("probe", "plain probe"):
-            return
-        self.totals.num_changes += depth != self.depth
-        self.depth = depth
+    def _change_level(self, level: int) -> None:
+        self.totals.num_changes += level != self.level
+        self.level = level
 
     def _give_room(
         self, able: Sequence[tuple[Request, int]], shape: Shape, free: Sequence[Shape], prompts: int
     ) -> None:
         """Room by the plan; a free offer may use all there is, unless prompts wait for it."""
-        self._change_depth(shape.max_depth)
         is_planned = self._kind == "probe" or not self.sources.looks or bool(prompts) or not self.sources.free
         for (request, most), depth in zip(able, shape.depths, strict=True):
             room = depth if is_planned else most
@@ -219,7 +217,7 @@ class AdaptiveLength:
 
     def choose(self, row: Row, offers: Sequence[Offer]) -> int:
         """The offer from which most accepted drafts are expected; the earlier one of equals."""
-        return max(range(len(offers)), key=lambda i: sum(self._offer_ladder(row, offers[i])))
+        return max(range(len(offers)), key=lambda i: self._expected_of(row, offers[i]))
 
     def wants_model_draft(self, row: Row, free: Offer) -> int:
         """How many drafts to ask of the model: what was planned, unless the free offer makes it a waste."""
@@ -228,22 +226,22 @@ class AdaptiveLength:
         request_id = row.request.request_id
         asked = min(self._asked.get(request_id, 0), row.max_drafts)
         if asked and free.token_ids:
-            chances = self.acceptance.chances(request_id, self.sources.costly, asked, self.step)
-            more = sum(running_product(chances)) - sum(self._offer_ladder(row, free))
+            chances = self.acceptance.chances([Ask(request_id, self.sources.costly, asked)], self.step)
+            more = float(np.cumprod(chances).sum()) - self._expected_of(row, free)
             rows = max(len(self._asked), 1)
             price = asked * self.draft.at(rows) / rows * (self._shape.rate if self._shape else 0.0)
             asked = asked if more > price else 0
         self._asked[request_id] = asked
         return asked
 
-    def _offer_chances(self, row: Row, offer: Offer) -> list[float]:
-        request_id, most = row.request.request_id, min(len(offer.token_ids), row.max_drafts)
-        if offer.confidences and self.sources.looks:
-            return self.acceptance.chances_of(request_id, offer.source, offer.confidences[:most], self.step)
-        return self.acceptance.chances(request_id, offer.source, most, self.step)
+    def _ask(self, row: Row, offer: Offer) -> Ask:
+        most = min(len(offer.token_ids), row.max_drafts)
+        confidences = offer.confidences[:most] if self.sources.looks else ()
+        return Ask(row.request.request_id, offer.source, most, confidences)
 
-    def _offer_ladder(self, row: Row, offer: Offer) -> list[float]:
-        return running_product(self._offer_chances(row, offer))
+    def _expected_of(self, row: Row, offer: Offer) -> float:
+        """Drafts of an offer that will be accepted."""
+        return float(np.cumprod(self.acceptance.chances([self._ask(row, offer)], self.step)).sum())
 
     # ------------------------------------------------------------------ after drafting
 
@@ -252,25 +250,22 @@ class AdaptiveLength:
         offered = [(i, row, offer) for i, (row, offer) in enumerate(zip(plan, drafts, strict=True)) if offer.token_ids]
         if not offered:
             return Batch(plan.rows)
-        chances = [self._offer_chances(row, offer) for _, row, offer in offered]
+        chances = self.acceptance.chances([self._ask(row, offer) for _, row, offer in offered], self.step)
         if self.sources.looks and self._kind != "probe":
-            depths: Sequence[int] = self._worthwhile(plan, chances)
+            depths: Sequence[int] = self._worthwhile(plan, np.cumprod(chances, axis=1))
         else:
-            depths = [len(own) for own in chances]
+            depths = [row.max_drafts for _, row, _ in offered]
         rows = list(plan.rows)
-        for (i, row, offer), depth, own in zip(offered, depths, chances, strict=True):
-            self._offers[row.request.request_id] = (offer, own[:depth])
+        for r, ((i, row, offer), depth) in enumerate(zip(offered, depths, strict=True)):
+            self._offers[row.request.request_id] = (offer, chances[r, :depth])
             rows[i] = attach(row, offer.cut(depth))
         return Batch(tuple(rows))
 
-    def _worthwhile(self, plan: Plan, chances: Sequence[Sequence[float]]) -> tuple[int, ...]:
+    def _worthwhile(self, plan: Plan, ladders: np.ndarray) -> tuple[int, ...]:
         """Drafts of each offer that pay for their verification; what drafting took is spent already."""
-        decoding = [row for row in plan if row.num_base == 1 and row.chooses]
-        prompts = sum(row.num_base for row in plan) - len(decoding)
-        load = _Load(len(decoding), sum(row.start for row in decoding), prompts)
-        ladders = [running_product(own) for own in chances]
-        verify, spent = load.verifying(self.verify), self._drafting_seconds(plan.rows)
-        return best_shape(len(decoding), ladders, Costs(lambda drafts: verify(drafts) + spent)).depths
+        load = Load.of(plan.rows)
+        verify = load.verifying(self.verify, ladders.size) + self._drafting_seconds(plan.rows)
+        return best_shape(load.decoding, ladders, Costs(verify)).depths
 
     def _drafting_seconds(self, rows: Sequence[Row]) -> float:
         sizes = self._passes(rows)
@@ -296,9 +291,9 @@ class AdaptiveLength:
         totals.num_steps += 1
         is_plain = not any(row.draft_token_ids for row in batch)
         totals.num_zero_steps += is_plain
-        if is_plain and not self._room and self.trace is None and totals.num_steps % LEARN_EVERY:
+        if self._kind == "zero" and is_plain and self.trace is None and totals.num_steps % LEARN_EVERY:
             return
-        load = _Load.of(batch)
+        load = Load.of(batch.rows)
         predicted = self._learn_cost(batch, load, seconds, is_plain)
         totals.time(predicted, seconds.draft + seconds.verify)
         if not is_plain:
@@ -306,7 +301,7 @@ class AdaptiveLength:
         if self.trace is not None:
             self.trace.write(self._record(batch, verdict, load, predicted, seconds))
 
-    def _learn_cost(self, batch: Batch, load: _Load, seconds: StepSeconds, is_plain: bool) -> float:
+    def _learn_cost(self, batch: Batch, load: Load, seconds: StepSeconds, is_plain: bool) -> float:
         """Returns the seconds that were expected."""
         tokens = batch.num_tokens
         predicted = self.verify.seconds(tokens, load.keys, load.prompts)
@@ -320,31 +315,30 @@ class AdaptiveLength:
         return predicted
 
     def _learn_acceptance(self, batch: Batch, verdict: Verdict) -> None:
+        outcomes = []
         for index, row in enumerate(batch):
             drafted = len(row.draft_token_ids)
-            if not row.max_drafts:
-                continue
-            self.totals.lengths[drafted] += 1
+            if row.max_drafts:
+                self.totals.lengths[drafted] += 1
             if drafted and not verdict.failed[index]:
+                offer, _ = self._offers[row.request.request_id]
                 accepted = verdict.num_accepted(index)
-                outcomes = [True] * accepted + [False] * (accepted < drafted)
-                offer, _ = self._offers.get(row.request.request_id, (Offer(), []))
-                confidences = offer.confidences[: len(outcomes)]
-                self.acceptance.learn(row.request.request_id, row.source, outcomes, confidences, self.step)
+                outcomes.append(
+                    Outcome(row.request.request_id, row.source, drafted, accepted, offer.confidences[:drafted])
+                )
+        self.acceptance.learn(outcomes, self.step)
 
-    def _record(
-        self, batch: Batch, verdict: Verdict, load: _Load, predicted: float, seconds: StepSeconds
-    ) -> StepRecord:
+    def _record(self, batch: Batch, verdict: Verdict, load: Load, predicted: float, seconds: StepSeconds) -> StepRecord:
         rows = []
         for index, row in enumerate(batch):
             if row.chooses and row.num_base == 1:
-                offer, own = self._offers.get(row.request.request_id, (Offer(), []))
-                gain = sum(running_product(own))
+                offer, own = self._offers.get(row.request.request_id, (NO_OFFER, _NOTHING))
+                gain = float(np.cumprod(own).sum())
                 drafted, admitted = len(offer.token_ids), len(row.draft_token_ids)
                 rows.append(
                     RowRecord(
                         row.request.request_id, offer.source, row.max_drafts, drafted, admitted,
-                        verdict.num_accepted(index), gain, tuple(own),
+                        verdict.num_accepted(index), gain, tuple(own.tolist()),
                     )
                 )  # fmt: skip
         rate = self._shape.rate if self._shape is not None else self._plain_rate
@@ -356,37 +350,3 @@ class AdaptiveLength:
     def _prune(self, running: Sequence[Request], waiting: Sequence[Request]) -> None:
         if self.acceptance.num_requests > 2 * len(running) + 64:
             self.acceptance.keep({r.request_id for r in running} | {r.request_id for r in waiting})
-
-
-def _rate(shape: Shape) -> float:
-    return shape.rate
-
-
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """What a step computes besides drafts.
-
-    decoding   rows with one token each; keys: cached tokens they read; prompts: prompt tokens beside them
-    """
-
-    decoding: int
-    keys: int
-    prompts: int
-
-    @classmethod
-    def of(cls, batch: Batch) -> _Load:
-        """Of a batch that was served."""
-        decoding = keys = prompts = 0
-        for row in batch:
-            keys += row.start
-            if row.chooses and row.num_base == 1:
-                decoding += 1
-            else:
-                prompts += row.num_base
-        return cls(decoding, keys, prompts)
-
-    def verifying(self, cost: ForwardCost) -> Callable[[int], float]:
-        """Seconds of decoding with n drafts: alone, and what the drafts add beside the prompts."""
-        base = self.decoding + self.prompts
-        rest = cost.seconds(self.decoding, self.keys) - cost.at(base)
-        return lambda drafts: cost.at(base + drafts) + rest

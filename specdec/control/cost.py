@@ -69,7 +69,8 @@ class ForwardCost:
         self._covariance[_FIRST:, _FIRST:] = BEND_STD**2 * np.exp(-distance / BEND_OCTAVES)
         self._seen: set[int] = set()
         self._run = 0
-        self._curve: list[float] | None = None
+        self._sizes = np.arange(self.grid[-1] + 1)
+        self._curve: np.ndarray | None = None
         self.num_observed = 0
 
     # ------------------------------------------------------------------ reading
@@ -81,12 +82,16 @@ class ForwardCost:
 
     def at(self, tokens: int) -> float:
         """Seconds of a forward of so many tokens, all scored, with no context; 0 for none."""
-        if tokens <= 0:
-            return 0.0
         curve = self._curve if self._curve is not None else self._draw()
-        i, share = self._place(tokens)
-        value = curve[i] + share * (curve[i + 1] - curve[i])
-        return value * tokens / self.grid[-1] if tokens > self.grid[-1] else value
+        last = len(curve) - 1
+        return float(curve[tokens]) if tokens <= last else float(curve[last]) * tokens / last
+
+    def span(self, first: int, last: int) -> np.ndarray:
+        """The same for first..last tokens."""
+        curve = self._curve if self._curve is not None else self._draw()
+        if last < len(curve):
+            return curve[first : last + 1]
+        return np.array([self.at(n) for n in range(first, last + 1)])
 
     def seconds(self, tokens: int, keys: int = 0, prompts: int = 0) -> float:
         """The same with `keys` cached tokens read and `prompts` of the tokens not scored."""
@@ -100,12 +105,13 @@ class ForwardCost:
         i = min(max(bisect.bisect_right(grid, tokens) - 1, 0), len(grid) - 2)
         return i, min(max((tokens - grid[i]) / (grid[i + 1] - grid[i]), 0.0), 1.0)
 
-    def _draw(self) -> list[float]:
-        """The curve on the grid, made monotone from both sides so that noise neither lifts nor lowers it."""
+    def _draw(self) -> np.ndarray:
+        """The curve, made monotone on the grid from both sides so that noise neither lifts nor lowers it."""
         raw = self._seed * np.exp(self._state[_FIRST:] + self._state[_SCALE])
         up = np.maximum.accumulate(raw)
         down = np.minimum.accumulate(raw[::-1])[::-1]
-        self._curve = [float(v) for v in (up + down) / 2]
+        self._curve = np.interp(self._sizes, self.grid, (up + down) / 2)
+        self._curve[0] = 0.0
         return self._curve
 
     # ------------------------------------------------------------------ learning
@@ -118,8 +124,7 @@ class ForwardCost:
         expected, slope = self._linearise(sizes, keys, prompts)
         p = self._covariance
         p[_SCALE, _SCALE] += SCALE_WANDER**2
-        diagonal = np.arange(_FIRST, len(self._state))
-        p[diagonal, diagonal] += BEND_WANDER**2
+        p.flat[_FIRST * (len(p) + 1) :: len(p) + 1] += BEND_WANDER**2
         is_first = any(n not in self._seen for n in sizes)
         self._seen.update(sizes)
         noise = (FIRST_NOISE_STD if is_first else NOISE_STD) ** 2

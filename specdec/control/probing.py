@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-SHARE, YOUNG_SHARE, YOUNG_STEPS = 0.01, 0.03, 100  # of all steps; more in the beginning
+SHARE, YOUNG_SHARE, YOUNG_STEPS = 0.006, 0.03, 100  # of all steps; more in the beginning
 FEWEST_STEPS = 8  # between two probes of a kind
 FIRST_CREDIT = 50  # steps credited at the start, so that little is believed for long
 ROWS_PART, MOST_DRAFTS = 8, 3  # a probe drafts for one row in eight, so deep
