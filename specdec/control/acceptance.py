@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 START = 0.4  # log-odds of a draft nothing is known of: 0.6
-PLACE_VARIANCE, OWN_VARIANCE, SLOPE_VARIANCE = 2.0, 1.5, 0.25
+PLACE_VARIANCE, OWN_VARIANCE, SLOPE_VARIANCE = 2.0, 2.5, 0.25
 MAX_CONFIDENCE = 0.995  # a proposer that says 1.0 means "very sure"
 PLACE_MEMORY, OWN_MEMORY = 0.998, 0.95  # share of what is known that outlives an outcome
 SLEEP_MEMORY = 0.98  # share of what is known of a request that outlives a step without outcome

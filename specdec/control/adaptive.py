@@ -25,10 +25,10 @@ from specdec.request import Request
 
 MARGIN = 0.03  # how much better another level must be before the level changes
 FREE = -1  # the level of drafts that cost nothing to make
-ZERO_STEPS = 32  # at zero the plan is looked at again after so many steps, or when the load has fallen
+ZERO_STEPS = 64  # at zero the plan is looked at again after so many steps, or when the load has fallen
 LOAD_FELL = 0.75
 JOIN_STEPS = 8  # or after so many, when a request has joined
-LEARN_EVERY = 8  # at zero the cost model looks at one step in so many
+LEARN_EVERY = 16  # at zero the cost model looks at one step in so many
 OPENING_STEPS = 32  # catching up is paid back over so many steps
 _NOTHING = np.zeros(0)
 
@@ -105,7 +105,6 @@ class AdaptiveLength:
         costly = self._weigh(able, base, (self.sources.costly,) if self.sources.costly else (), is_free=False)
         self._kind, self._shape, self._sleeps_until = "zero", None, 0
         if not free and not costly:
-            self._change_level(0)
             return
         plain = (free or costly)[0]
         self._plain_rate = plain.rate
@@ -247,6 +246,8 @@ class AdaptiveLength:
 
     def admit(self, plan: Plan, drafts: Drafts) -> Batch:
         """Keep the drafts that are worth verifying; where looking is not allowed, all that were planned."""
+        if not self._room:
+            return Batch(plan.rows)
         offered = [(i, row, offer) for i, (row, offer) in enumerate(zip(plan, drafts, strict=True)) if offer.token_ids]
         if not offered:
             return Batch(plan.rows)
@@ -289,7 +290,7 @@ class AdaptiveLength:
         """Learn what the step cost and which drafts were right."""
         totals = self.totals
         totals.num_steps += 1
-        is_plain = not any(row.draft_token_ids for row in batch)
+        is_plain = not self._room or not any(row.draft_token_ids for row in batch)
         totals.num_zero_steps += is_plain
         if self._kind == "zero" and is_plain and self.trace is None and totals.num_steps % LEARN_EVERY:
             return

@@ -9,7 +9,7 @@ that grid (an Ornstein-Uhlenbeck kernel in log2 n) on top of a seed:
 `scale` wanders fast, so a machine that is busy for a while changes all sizes alike and no decision;
 `bend` moves slowly. All are estimated together by a Kalman filter of the logarithm of the seconds,
 linearised where it stands (Kalman 1960; the grid is the "structured kernel interpolation" of Wilson
-and Nickisch 2015 in one dimension). Outliers are clipped; a run of them is a change, and believed.
+and Nickisch 2015 in one dimension). Outliers count for little; a run of them is a change, and believed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy as np
 
 BEND_STD, BEND_OCTAVES = 0.6, 2.0  # the seed may be wrong by a factor of 2 or 3, alike in neighbouring sizes
 SCALE_STD, SCALE_WANDER, BEND_WANDER = 1.0, 0.03, 0.004
-NOISE_STD, FIRST_NOISE_STD = 0.08, 0.4  # of one step; of the first step of a size, which may compile or allocate
+NOISE_STD, FIRST_NOISE_STD = 0.08, 0.7  # of one step; of the first step of a size, which may compile or allocate
 CLIP = 2.5  # standard deviations
-CHANGE = 4  # outliers to one side in a row that are a change of the machine
+CHANGE = 4  # outliers of a size to one side in a row that are a change
 _SCALE, _KEY, _PROMPT, _FIRST = 0, 1, 2, 3
 DEFAULT_SEED = {1: 0.01, 64: 0.02}
 """Seconds by tokens where nothing was measured: twice the time for 64 times the tokens."""
@@ -68,7 +68,7 @@ class ForwardCost:
         distance = np.abs(octaves[:, None] - octaves[None, :])
         self._covariance[_FIRST:, _FIRST:] = BEND_STD**2 * np.exp(-distance / BEND_OCTAVES)
         self._seen: set[int] = set()
-        self._run = 0
+        self._runs: dict[int, int] = {}
         self._sizes = np.arange(self.grid[-1] + 1)
         self._curve: np.ndarray | None = None
         self.num_observed = 0
@@ -129,10 +129,9 @@ class ForwardCost:
         self._seen.update(sizes)
         noise = (FIRST_NOISE_STD if is_first else NOISE_STD) ** 2
         surprise = math.log(seconds / expected)
+        noise = self._judge(surprise, float(slope @ p @ slope), noise, self._place(max(sizes))[0])
         moved = p @ slope
         spread = float(slope @ moved) + noise
-        surprise, spread = self._judge(surprise, spread, slope)
-        moved = p @ slope
         self._state = self._state + moved * (surprise / spread)
         p -= np.outer(moved, moved / spread)
         self._state[_KEY] = max(self._state[_KEY], self._key_floor)
@@ -156,19 +155,25 @@ class ForwardCost:
         slope[_SCALE], slope[_KEY], slope[_PROMPT] = 1.0, keys / whole, -prompts / whole
         return whole * self.scale, slope
 
-    def _judge(self, surprise: float, spread: float, slope: np.ndarray) -> tuple[float, float]:
-        """Clip an outlier; where several in a row lie to one side, doubt the scale instead."""
-        limit = CLIP * math.sqrt(spread)
+    def _judge(self, surprise: float, doubt: float, noise: float, place: int) -> float:
+        """The noise to count a step with: an outlier's grows until it moves less the further it is out.
+
+        Several outliers of a size to one side are a change: then the machine's speed is doubted, and
+        a little the size's own place.
+        """
+        limit = CLIP * math.sqrt(doubt + noise)
+        run = self._runs.get(place, 0)
         if abs(surprise) <= limit:
-            self._run = 0
-            return surprise, spread
+            self._runs[place] = 0
+            return noise
         sign = 1 if surprise > 0 else -1
-        self._run = self._run + sign if self._run * sign > 0 else sign
-        if abs(self._run) >= CHANGE:
-            self._run = 0
-            self._covariance[_SCALE, _SCALE] += surprise**2
-            return surprise, spread + surprise**2
-        return math.copysign(limit, surprise), spread
+        self._runs[place] = run = run + sign if run * sign > 0 else sign
+        if abs(run) < CHANGE:
+            return (doubt + noise) * (surprise / limit) ** 2 - doubt
+        self._runs[place] = 0
+        for i, share in ((_SCALE, 1.0), (_FIRST + place, 0.1), (_FIRST + place + 1, 0.1)):
+            self._covariance[i, i] += share * surprise**2
+        return noise
 
 
 def _extend(grid: np.ndarray, sizes: Sequence[int], seconds: np.ndarray) -> np.ndarray:
