@@ -54,7 +54,7 @@ def ratios(steps: Sequence[Step]) -> list[float]:
 
 def num_changes(steps: Sequence[Step]) -> int:
     """How often drafting was turned on or off, probes apart."""
-    planned = [drafts(s) > 0 for s in steps if s["kind"] in ("plan", "zero") and s["decoding"]]
+    planned = [s["kind"] == "plan" for s in steps if s["kind"] in ("plan", "zero")]
     return sum(a != b for a, b in pairwise(planned))
 
 

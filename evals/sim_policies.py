@@ -26,6 +26,8 @@ SIZES = (1, 4, 8, 16, 32, 64, 128, 256)
 class Oracle:
     """Plans each step with what the simulation knows."""
 
+    totals = None
+
     def __init__(self, simulation: Simulation, most: int) -> None:
         self.simulation = simulation
         self.limits = FixedLength(most, None)

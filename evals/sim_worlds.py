@@ -150,7 +150,10 @@ def read_processes(path: Path, num_phases: int = 4) -> list[Process]:
     """
     rows = defaultdict(list)
     for line in path.read_text(encoding="utf-8").splitlines():
-        for row in json.loads(line)["rows"]:
+        step = json.loads(line)
+        if "rows" not in step:
+            raise ValueError(f"{path} is not a trace; --speculative-trace PATH writes one")
+        for row in step["rows"]:
             if row["admitted"]:
                 rows[row["request_id"]].append((row["admitted"], row["accepted"]))
     if not rows:

@@ -11,11 +11,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specdec.batch import Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
+from specdec.control.trace import Totals
 from specdec.request import Request
 
 
 class Controller(Protocol):
     """The seam between the engine and any rule for draft lengths; called in this order each step."""
+
+    @property
+    def totals(self) -> Totals | None:
+        """Sums over the steps, for the metrics; None where nothing is decided."""
+        ...
 
     def prepare(self, running: Sequence[Request], waiting: Sequence[Request]) -> None:
         """A step is about to be planned."""
@@ -40,6 +46,8 @@ class FixedLength:
     num_speculative_tokens   most drafts a row and step
     max_draft_position       positions at or behind it cannot be drafted for; None: no limit
     """
+
+    totals: Totals | None = None
 
     def __init__(self, num_speculative_tokens: int, max_draft_position: int | None) -> None:
         self.num_speculative_tokens = num_speculative_tokens

@@ -85,7 +85,7 @@ class AdaptiveLength:
         decoding = [r for r in running if r.num_owed_tokens == 1]
         if not decoding:
             self._sleeps_until = 0
-            self._kind, self._shape = "zero", None
+            self._kind, self._shape = "prompts", None
             return
         owed = sum(r.num_owed_tokens for r in running) - len(decoding) + sum(r.num_owed_tokens for r in waiting[:16])
         self._newest = running[-1]
@@ -292,7 +292,7 @@ class AdaptiveLength:
         totals.num_steps += 1
         is_plain = not self._room or not any(row.draft_token_ids for row in batch)
         totals.num_zero_steps += is_plain
-        if self._kind == "zero" and is_plain and self.trace is None and totals.num_steps % LEARN_EVERY:
+        if self._kind in ("zero", "prompts") and is_plain and self.trace is None and totals.num_steps % LEARN_EVERY:
             return
         load = Load.of(batch.rows)
         predicted = self._learn_cost(batch, load, seconds, is_plain)

@@ -42,7 +42,7 @@ class RowRecord:
 class StepRecord:
     """One step.
 
-    kind        "plan", "zero", "probe" (drafts, to learn) or "plain probe" (none, to learn)
+    kind        "plan", "zero", "prompts" (nobody decodes), "probe" (drafts, to learn) or "plain probe" (none, to learn)
     decoding    rows that decode; prompts: prompt tokens computed beside them
     keys        cached tokens read
     predicted   seconds the step was expected to take; verify and draft: what its parts took
