@@ -26,6 +26,7 @@ from specdec.models.runner import ModelRunner
 from specdec.proposers import DEFAULT_NUM_SPECULATIVE_TOKENS, build_proposer
 from specdec.proposers.base import Proposer
 from specdec.proposers.draft_model import DraftModelProposer
+from specdec.proposers.hybrid import HybridProposer
 from specdec.proposers.shipped import shipped_draft
 from specdec.scheduler import Scheduler
 from specdec.tokenizer import first_difference
@@ -104,17 +105,27 @@ def build_controller(
     if not speculative.adaptive or most == 0:
         return limits
     most_tokens = config.scheduler.max_num_batched_tokens
-    sources = Sources(free=(proposer.name,))
-    if isinstance(proposer, DraftModelProposer):
-        sources = Sources(costly=proposer.name, lag=proposer.lag)
-    return AdaptiveLength(
+    controller = AdaptiveLength(
         limits,
-        sources,
+        _sources(proposer),
         _cost(target, most_tokens, speculative.profile_seconds),
         None if draft is None else _cost(draft, most_tokens, speculative.profile_seconds),
         most_tokens=most_tokens,
         trace=None if speculative.trace is None else TraceFile(speculative.trace),
     )
+    if isinstance(proposer, HybridProposer):
+        proposer.policy = controller
+    return controller
+
+
+def _sources(proposer: Proposer) -> Sources:
+    """Which proposers cost nothing to ask, and which one runs a model."""
+    if isinstance(proposer, HybridProposer):
+        free = tuple(part.name for part in proposer.free)
+        return replace(_sources(proposer.costly), free=free) if proposer.costly is not None else Sources(free=free)
+    if isinstance(proposer, DraftModelProposer):
+        return Sources(costly=proposer.name, lag=proposer.lag)
+    return Sources(free=(proposer.name,))
 
 
 def _cost(runner: ModelRunner, most_tokens: int, limit_seconds: float) -> ForwardCost:

@@ -115,7 +115,7 @@ class AdaptiveLength:
             self._rest(len(decoding), shape)
             return
         self._shape, self._sleeps_until = shape, 0
-        self._give_room(able, shape, free, prompts)
+        self._give_room(able, shape, prompts)
 
     def _weigh(
         self, able: Sequence[tuple[Request, int]], load: Load, sources: Sequence[str], *, is_free: bool
@@ -197,15 +197,14 @@ class AdaptiveLength:
         self.totals.num_changes += level != self.level
         self.level = level
 
-    def _give_room(
-        self, able: Sequence[tuple[Request, int]], shape: Shape, free: Sequence[Shape], prompts: int
-    ) -> None:
+    def _give_room(self, able: Sequence[tuple[Request, int]], shape: Shape, prompts: int) -> None:
         """Room by the plan; a free offer may use all there is, unless prompts wait for it."""
         is_planned = self._kind == "probe" or not self.sources.looks or bool(prompts) or not self.sources.free
         for (request, most), depth in zip(able, shape.depths, strict=True):
             room = depth if is_planned else most
             if room:
                 self._room[request.request_id] = room
+            if depth and (self.level != FREE or self._kind == "probe"):  # what is free is not asked of a model
                 self._asked[request.request_id] = depth
 
     def budget(self, request: Request) -> int:
