@@ -83,7 +83,7 @@ def test_ids_hold_with_models_in_the_mix(toy: str, toy_draft: str, sampling: dic
 
 CACHES = {
     "roomy": {},
-    "chunked": {"max_num_batched_tokens": 8, "max_num_seqs": 4},
+    "chunked": {"max_num_batched_tokens": 24, "max_num_seqs": 4},
     "preempted": {"num_kv_blocks": 14, "block_size": 8, "max_num_seqs": 4},
 }
 
