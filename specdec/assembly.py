@@ -107,7 +107,7 @@ def build_controller(
     most_tokens = config.scheduler.max_num_batched_tokens
     controller = AdaptiveLength(
         limits,
-        _sources(proposer),
+        replace(_sources(proposer), looks=speculative.acceptance == "coupled"),
         _cost(target, most_tokens, speculative.profile_seconds),
         None if draft is None else _cost(draft, most_tokens, speculative.profile_seconds),
         most_tokens=most_tokens,

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from specdec.errors import InvalidRequestError
+
 logger = logging.getLogger("specdec")
 MEMORY = 0.98
 
@@ -89,7 +91,10 @@ class TraceFile:
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
-        self._file: TextIO | None = self.path.open("a", encoding="utf-8")
+        try:
+            self._file: TextIO | None = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise InvalidRequestError(f"trace {path} cannot be written: {error}", param="trace") from error
 
     def write(self, record: StepRecord) -> None:
         """Append one line."""

@@ -18,6 +18,7 @@ from specdec.control.cost import ForwardCost
 from specdec.control.load import Sources
 from specdec.control.trace import TraceFile
 from specdec.controller import FixedLength
+from specdec.errors import InvalidRequestError
 from specdec.request import Request
 from specdec.sampling_params import SamplingParams, SpeculativeParams
 from tests.controller.simulated import MOST, arrivals, run_steps, serve, steady
@@ -147,3 +148,8 @@ def test_decisions_are_traced_and_explained(tmp_path: Path, capsys: pytest.Captu
     said = capsys.readouterr().out
     assert "calibration error" in said and SOURCE in said and (tmp_path / "trace.png").stat().st_size > 1000
     assert explain.main([str(tmp_path / "trace.png")]) == 2
+
+
+def test_a_trace_that_cannot_be_written_is_refused_at_start(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="cannot be written"):
+        TraceFile(str(tmp_path / "no" / "trace.jsonl"))
