@@ -46,7 +46,8 @@ class Oracle:
         for i, (r, most) in enumerate(able):
             ladders[i, :most] = np.cumprod(simulation.served_of(r).chances(most))
         keys = sum(r.num_tokens for r in decoding)
-        owed = sum(r.num_owed_tokens for r in running) - len(decoding) + sum(r.num_tokens for r in waiting[:8])
+        seats = max(simulation.scheduler.config.max_num_seqs - len(running), 0)
+        owed = sum(r.num_owed_tokens for r in (*running, *waiting[:seats])) - len(decoding)
         prompts = min(owed, simulation.scheduler.config.max_num_batched_tokens // 2)
         alone = world.verify(len(decoding), keys, 0)
         beside = world.verify(len(decoding) + prompts, keys, prompts)
@@ -79,19 +80,17 @@ def adaptive(
     distort   tokens -> factor on the seed, to see wrong costs unlearned
     """
     world = simulation.world
-    most_tokens = simulation.scheduler.config.max_num_batched_tokens
+    most_tokens, rows = simulation.scheduler.config.max_num_batched_tokens, simulation.scheduler.config.max_num_seqs
 
     def seed(cost: Callable[[int], float]) -> Mapping[int, float]:
         return {n: cost(n) * (distort(n) if distort is not None else 1.0) for n in SIZES}
 
     verify = ForwardCost(most_tokens, seed(lambda n: world.verify(n, 0, 0)))
-    if world.draft is None:
-        return AdaptiveLength(
-            FixedLength(most, None), Sources(free=(SOURCE,)), verify, most_tokens=most_tokens, trace=trace
-        )
-    sources = Sources(costly=SOURCE, lag=simulation.lag)
-    draft = ForwardCost(most_tokens, seed(world.draft))
-    return AdaptiveLength(FixedLength(most, None), sources, verify, draft, most_tokens=most_tokens, trace=trace)
+    sources, draft = Sources(free=(SOURCE,)), None
+    if world.draft is not None:
+        sources, draft = Sources(costly=SOURCE, lag=simulation.lag), ForwardCost(most_tokens, seed(world.draft))
+    limits = FixedLength(most, None)
+    return AdaptiveLength(limits, sources, verify, draft, most_tokens=most_tokens, most_rows=rows, trace=trace)
 
 
 def make(name: str, simulation: Simulation, most: int) -> Controller:

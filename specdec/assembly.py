@@ -111,6 +111,7 @@ def build_controller(
         _cost(target, most_tokens, speculative.profile_seconds),
         None if draft is None else _cost(draft, most_tokens, speculative.profile_seconds),
         most_tokens=most_tokens,
+        most_rows=config.scheduler.max_num_seqs,
         trace=None if speculative.trace is None else TraceFile(speculative.trace),
     )
     if isinstance(proposer, HybridProposer):

@@ -38,7 +38,7 @@ class AdaptiveLength:
 
     limits        the most that may be asked for: the engine's, the request's, the draft's own length
     verify        cost of the target's forwards; draft: of the draft's, where a model drafts
-    most_tokens   of a step
+    most_tokens   of a step; most_rows: requests that run at once
     """
 
     def __init__(
@@ -49,9 +49,11 @@ class AdaptiveLength:
         draft: ForwardCost | None = None,
         *,
         most_tokens: int = 512,
+        most_rows: int = 64,
         trace: TraceFile | None = None,
     ) -> None:
         self.most_tokens = most_tokens
+        self.most_rows = most_rows
         self.limits = limits
         self.sources = sources
         self.verify = verify
@@ -87,7 +89,8 @@ class AdaptiveLength:
             self._sleeps_until = 0
             self._kind, self._shape = "prompts", None
             return
-        owed = sum(r.num_owed_tokens for r in running) - len(decoding) + sum(r.num_owed_tokens for r in waiting[:16])
+        joining = waiting[: max(self.most_rows - len(running), 0)]
+        owed = sum(r.num_owed_tokens for r in (*running, *joining)) - len(decoding)
         self._newest = running[-1]
         self._plan(decoding, min(owed, max(self.most_tokens - len(decoding), 0) // 2))
         self._prune(running, waiting)
