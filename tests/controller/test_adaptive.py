@@ -24,7 +24,7 @@ from specdec.sampling_params import SamplingParams, SpeculativeParams
 from tests.controller.simulated import MOST, arrivals, run_steps, serve, steady
 
 
-@pytest.mark.parametrize("world", ["cpu", "h100"])
+@pytest.mark.parametrize("world", ["cpu", pytest.param("h100", marks=pytest.mark.slow)])
 def test_it_is_near_the_oracle_and_never_slower_than_plain(world: str) -> None:
     """Mixed requests at 1, 8 and 32 in flight. The oracle knows every request's true chances and costs."""
     to_oracle = []

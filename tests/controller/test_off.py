@@ -90,7 +90,7 @@ def test_drafting_is_seen_in_the_operations(toy: str) -> None:
 def test_after_200_steps_at_zero_a_self_draft_is_always_right_again(toy: str) -> None:
     made = llm(toy, draft=toy, k=K)
     assert isinstance(made.engine.proposer, DraftModelProposer)
-    params: dict[str, Any] = {"max_tokens": 260, "ignore_eos": True}
+    params: dict[str, Any] = {"max_tokens": 235, "ignore_eos": True}
     plain = ids(llm(toy), PROMPTS, **params)
     with controlled(made, costs_too_much(made.engine.proposer)) as engine:
         requests = [
@@ -106,7 +106,7 @@ def test_after_200_steps_at_zero_a_self_draft_is_always_right_again(toy: str) ->
         engine.controller = FixedLength(K, None)
         while engine.has_work:
             engine.step()
-    assert all(r.stats.num_draft_tokens > 30 and r.stats.acceptance_rate == 1.0 for r in requests)
+    assert all(r.stats.num_draft_tokens > 20 and r.stats.acceptance_rate == 1.0 for r in requests)
     assert [r.output_token_ids for r in requests] == plain
 
 
