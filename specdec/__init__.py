@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from specdec.logprobs import TokenLogprob
     from specdec.outputs import CompletionOutput, RequestOutput
     from specdec.sampling_params import SamplingParams, SpeculativeParams
+    from specdec.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ _HOME = {
     "SpecdecError": "specdec.errors",
     "SpeculativeConfig": "specdec.config",
     "SpeculativeParams": "specdec.sampling_params",
+    "StructuredOutputsParams": "specdec.structured_outputs",
     "TokenLogprob": "specdec.logprobs",
     "UnsupportedModelError": "specdec.errors",
     "generate": "specdec.llm",
@@ -57,6 +59,7 @@ __all__ = [
     "SpecdecError",
     "SpeculativeConfig",
     "SpeculativeParams",
+    "StructuredOutputsParams",
     "TokenLogprob",
     "UnsupportedModelError",
     "generate",

@@ -29,6 +29,7 @@ from specdec.proposers.draft_model import DraftModelProposer
 from specdec.proposers.hybrid import HybridProposer
 from specdec.proposers.shipped import shipped_draft
 from specdec.scheduler import Scheduler
+from specdec.threads import use_threads
 from specdec.tokenizer import first_difference
 
 logger = logging.getLogger("specdec")
@@ -74,16 +75,19 @@ def _say_once(draft: str | None, speculative: SpeculativeConfig) -> SpeculativeC
 
 def build(config: EngineConfig) -> Engine:
     """Load the models, size the cache, connect the rooms."""
+    num_threads = use_threads(config.num_threads)
     target = load(config.target)
     draft = _load_draft(config, target)
     num_blocks = _count_blocks(config, target, draft)
     _log_capacity(config, num_blocks, target, draft)
+    if target.device.type == "cpu":
+        logger.info("CPU kernels use %d threads (--num-threads)", num_threads)
     block_size = config.cache.block_size
     pool = BlockPool(num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching)
     target_runner = ModelRunner(target, num_blocks, block_size)
     draft_runner = ModelRunner(draft, num_blocks, block_size) if draft is not None else None
     proposer = build_proposer(config.speculative, config.scheduler, pool, target_runner, draft_runner)
-    return Engine(
+    engine = Engine(
         target_runner,
         proposer,
         build_controller(config, proposer, target_runner, draft_runner),
@@ -91,6 +95,9 @@ def build(config: EngineConfig) -> Engine:
         max_model_len=target.max_model_len,
         seed=config.seed,
     )
+    if not config.speculative.forced_tokens:
+        engine.guide.most_forced = 0
+    return engine
 
 
 def build_controller(
@@ -138,7 +145,10 @@ def _load_draft(config: EngineConfig, target: LoadedModel) -> LoadedModel | None
     name = config.speculative.draft
     if name is None:
         return None
-    draft = load(config.draft or ModelConfig(model=name, dtype=str(target.dtype).removeprefix("torch.")))
+    follow = ModelConfig(
+        model=name, dtype=str(target.dtype).removeprefix("torch."), quantization=config.target.quantization
+    )
+    draft = load(config.draft or follow)
     if target.tokenizer is not None and draft.tokenizer is not None:
         difference = first_difference(target.tokenizer, draft.tokenizer)
         if difference is not None:

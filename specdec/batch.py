@@ -6,7 +6,8 @@ All are frozen and hold integers; none acts. Only `Scheduler.commit` turns them 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from specdec.logprobs import TokenLogprob
 from specdec.request import Request
@@ -46,7 +47,7 @@ class Row:
     @property
     def chooses(self) -> bool:
         """True when the row reaches its last known token, so that the target chooses the next."""
-        return self.start + self.num_base == self.request.num_tokens
+        return self.start + self.num_base == len(self.request.token_ids)
 
     @property
     def query_len(self) -> int:
@@ -74,7 +75,8 @@ class Row:
     @property
     def query_token_ids(self) -> list[int]:
         """The tokens this row feeds to the target, [query_len]."""
-        return self.request.token_ids[self.start : self.end] + list(self.draft_token_ids)
+        base = self.request.token_ids[self.start : self.start + self.num_base]
+        return [*base, *self.draft_token_ids] if self.draft_token_ids else base
 
     def with_drafts(self, draft_token_ids: tuple[int, ...], source: str = "") -> Row:
         """The same row with drafts riding in it."""
@@ -107,17 +109,21 @@ class Offer:
     source        the proposer's name
     confidences   its own guess, in [0, 1], that each draft is accepted where those before it are; one a token,
                   or none where it has no opinion
+    laws          [n, V] the law each draft was drawn from, a tensor; None: every draft was certain. One law more
+                  than drafts says that one more was drawn, and could not ride
     """
 
     token_ids: tuple[int, ...] = ()
     source: str = ""
     confidences: tuple[float, ...] = ()
+    laws: Any = field(default=None, compare=False)
 
     def cut(self, most: int) -> Offer:
         """Its first `most` drafts."""
-        return (
-            self if len(self.token_ids) <= most else Offer(self.token_ids[:most], self.source, self.confidences[:most])
-        )
+        if len(self.token_ids) <= most:
+            return self
+        laws = None if self.laws is None else self.laws[:most]
+        return Offer(self.token_ids[:most], self.source, self.confidences[:most], laws)
 
 
 NO_OFFER = Offer()

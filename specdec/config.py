@@ -14,6 +14,7 @@ from specdec.errors import InvalidRequestError
 Method = Literal["auto", "none", "ngram", "suffix", "draft_model", "hybrid"]
 METHODS: tuple[str, ...] = ("auto", "none", "ngram", "suffix", "draft_model", "hybrid")
 DTYPES: tuple[str, ...] = ("auto", "float64", "float32", "bfloat16", "float16")
+QUANTIZATIONS: tuple[str, ...] = ("none", "int4", "int8", "int4-a8", "int8-a8")
 MAX_SPECULATIVE_TOKENS = 64
 
 
@@ -34,17 +35,20 @@ class ModelConfig:
     model           alias, hub id, directory or .gguf file
     dtype           "auto" picks what the device does well
     max_model_len   most tokens of a request, prompt and output together; None: the model's own
+    quantization    weights of linear layers in 4 or 8 bits (CPU); "-a8": their inputs in 8 bits too, which is faster
     """
 
     model: str
     dtype: str = "auto"
     device: str = "auto"
     max_model_len: int | None = None
+    quantization: str = "none"
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise InvalidRequestError(f"model is {self.model!r}; it must name a model", param="model")
         _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("quantization", self.quantization, QUANTIZATIONS)
         if not isinstance(self.device, str):
             raise InvalidRequestError(f"device is {self.device!r}; it must be a name such as 'cpu'", param="device")
         if self.max_model_len is not None:
@@ -108,7 +112,10 @@ class SpeculativeConfig:
     num_speculative_tokens  most drafts a row and step; None: the method's own default
     draft                   model id or path of a second model (methods "draft_model" and "hybrid")
     adaptive                a controller chooses every row's length each step; False: always the most
-    acceptance              "coupled": the target's own seeded sample decides (shared noise)
+    acceptance              "coupled": the target's own seeded sample decides (shared noise); "rejection": drafts
+                            are drawn by a noise of their own and judged by the ratio of the laws, which accepts a
+                            few more, but the tokens of a seed then depend on the draft and its lengths
+    forced_tokens           tokens that a request's grammar leaves no choice about ride as drafts
     prompt_lookup_max/min   longest and shortest n-gram looked up; the shortest match of "suffix" too
     suffix_store_tokens     past outputs that suffix lookup may use, in tokens, kept apart by API key and
                             cache_salt; 0: a request sees its own text only. Below a few thousand it holds little
@@ -120,7 +127,8 @@ class SpeculativeConfig:
     num_speculative_tokens: int | None = None
     draft: str | None = None
     adaptive: bool = True
-    acceptance: Literal["coupled"] = "coupled"
+    acceptance: Literal["coupled", "rejection"] = "coupled"
+    forced_tokens: bool = True
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
     suffix_store_tokens: int = 0
@@ -129,7 +137,8 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
-        _check_choice("acceptance", self.acceptance, ("coupled",))
+        _check_choice("acceptance", self.acceptance, ("coupled", "rejection"))
+        _check_choice("forced_tokens", self.forced_tokens, (True, False))
         _check_choice("adaptive", self.adaptive, (True, False))
         if self.trace is not None and (not isinstance(self.trace, str) or not self.trace):
             raise InvalidRequestError(f"trace is {self.trace!r}; it must be a path", param="trace")
@@ -164,7 +173,10 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Everything an engine is built from."""
+    """Everything an engine is built from.
+
+    num_threads   threads of the CPU kernels, of the whole process; None: see `specdec.threads`
+    """
 
     target: ModelConfig
     draft: ModelConfig | None = None
@@ -172,6 +184,9 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     seed: int = 0
+    num_threads: int | None = None
 
     def __post_init__(self) -> None:
         _check_range("seed", self.seed, -(2**63), 2**63 - 1)
+        if self.num_threads is not None:
+            _check_range("num_threads", self.num_threads, 1, 1024)

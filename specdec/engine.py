@@ -19,6 +19,8 @@ from specdec.models.runner import ModelRunner
 from specdec.proposers.base import Proposer
 from specdec.request import Request, StopMatcher
 from specdec.sampling import verify
+from specdec.sampling.grammar import GrammarCompiler
+from specdec.sampling.guide import Guide
 from specdec.sampling_params import SamplingParams
 from specdec.scheduler import Emitted, Scheduler
 from specdec.vocabulary import resolve
@@ -69,6 +71,9 @@ class Engine:
         self.scheduler = scheduler
         self.max_model_len = max_model_len
         self.num_steps = 0
+        model = target.model
+        self.guide = Guide()
+        self.grammars = GrammarCompiler(getattr(model, "tokenizer", None), model.vocab_size, model.eos_token_ids)
         self._seeds = random.Random(seed)
         self._faults_in_a_row = 0
 
@@ -105,6 +110,8 @@ class Engine:
             stop_matcher=stop_matcher,
         )
         request.rules = resolve(params, request.rules, model.vocab_size, getattr(model, "tokenizer", None))
+        if params.structured_outputs is not None:
+            request.grammar = self.grammars.matcher(params.structured_outputs_params, ignore_eos=params.ignore_eos)
         if request.max_output_tokens < request.rules.min_tokens:
             raise InvalidRequestError(
                 f"min_tokens is {params.min_tokens}; behind this prompt there is room for "
@@ -183,7 +190,7 @@ class Engine:
     def step(self) -> list[Emitted]:
         """Plan, draft, verify, commit; return what each row gained."""
         self.controller.prepare(self.scheduler.running, self.scheduler.waiting)
-        plan = self.scheduler.schedule(self.controller.budget)
+        plan = self.scheduler.schedule(self._budget)
         self._tell_proposer(plan)
         if not plan.rows:
             return []
@@ -201,16 +208,21 @@ class Engine:
 
     def _run(self, plan: Plan) -> list[Emitted]:
         started = perf_counter()
-        drafts = self.proposer.propose(plan)
+        drafts = self.guide.admit(plan, self.proposer.propose(self.guide.to_ask(plan)))
         drafted = perf_counter()
         batch = self.controller.admit(plan, drafts)
         segments = [Segment(r.query_token_ids, r.start, r.request.block_table, r.num_logits) for r in batch]
         logits = self.target.forward(self.target.pack(segments))
-        verdict = verify(batch, logits)
+        verdict = verify(batch, logits, drafts)
         seconds = StepSeconds(drafted - started, perf_counter() - drafted)
         self.proposer.observe(batch, verdict, self.target.features)
         self.controller.observe(batch, verdict, seconds)
         return self.scheduler.commit(batch, verdict)
+
+    def _budget(self, request: Request) -> int:
+        """Most drafts of a request: the controller's word, or what its grammar forces where it may speculate."""
+        most = self.controller.budget(request)
+        return most if self.proposer.max_draft_position == 0 else self.guide.budget(request, most)
 
     def _tell_proposer(self, plan: Plan) -> None:
         for request in plan.left:

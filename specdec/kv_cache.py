@@ -6,13 +6,17 @@ block id names the same token range in the target's tensors and in the draft's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
 
 from specdec.errors import InvalidRequestError
+
+_ALIGNMENT = 64  # bytes; a cache line
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,20 @@ class KVCache:
         self.num_blocks = num_blocks
 
         def new(num_heads: int, width: int) -> Tensor:
-            return torch.zeros(num_blocks, block_size, num_heads, width, dtype=dtype, device=device)
+            return _zeros((num_blocks, block_size, num_heads, width), dtype, device)
 
         self.keys = [new(s.num_kv_heads, s.head_dim) for s in shapes]
         self.values = [new(s.num_kv_heads, s.value_dim) for s in shapes]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on CPU, pages the system gives when they are first written, so that an unused cache takes no memory."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    pages = torch.from_numpy(np.zeros(size + _ALIGNMENT, np.uint8))
+    start = -pages.data_ptr() % _ALIGNMENT
+    return pages[start : start + size].view(dtype).view(shape)
 
 
 def bytes_per_token(shapes: list[LayerShape], dtype: torch.dtype) -> int:

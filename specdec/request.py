@@ -7,8 +7,12 @@ when it is over. It does not know other requests, the pool or the models.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from specdec.logprobs import TokenLogprob
 from specdec.rules import Rules
@@ -29,6 +33,33 @@ class StopMatcher(Protocol):
 
     def push(self, token_id: int) -> bool:
         """Take one more token; True when a stop string is complete."""
+        ...
+
+
+class Grammar(Protocol):
+    """One request's place in its grammar; walks over drafts and comes back."""
+
+    error: str
+    """Why it can no longer be followed; "" while it can."""
+
+    def push(self, token_id: int) -> bool:
+        """Commit one more token; True when the output is complete."""
+        ...
+
+    def mask(self, drafts: Sequence[int] = ()) -> NDArray[np.uint8]:
+        """What may come behind these drafts, one bit a token id."""
+        ...
+
+    def allows(self, token_id: int, drafts: Sequence[int]) -> bool:
+        """True where this token may come behind these drafts."""
+        ...
+
+    def completes(self, drafts: Sequence[int]) -> bool:
+        """True where these drafts complete the output."""
+        ...
+
+    def forced(self, drafts: Sequence[int] = ()) -> tuple[int, ...]:
+        """The tokens that must come behind these drafts."""
         ...
 
 
@@ -105,6 +136,7 @@ class Request:
     priority             lower runs first and is preempted last
     cache_salt           requests share cached blocks only where their salts are equal
     owner                who asked, as the server knows them; past outputs help only those of the same owner and salt
+    grammar              what the output must match, and how far it does; None: anything
     leader               the first of n choices; the others wait for its prompt and share its blocks
     rules                what the parameters mean for token ids
     logprobs             one value for each emitted token, where they were asked for
@@ -130,6 +162,7 @@ class Request:
         self.max_output_tokens = max_output_tokens
         self.stop_token_ids = stop_token_ids
         self.stop_matcher = stop_matcher
+        self.grammar: Grammar | None = None
         self.num_computed_tokens = 0
         self.block_table: list[int] = []
         self.block_hashes: list[bytes] = []
@@ -185,7 +218,7 @@ class Request:
     @property
     def max_drafts(self) -> int:
         """Most drafts that can still be emitted: one place of the budget belongs to the target's own token."""
-        return max(self.max_output_tokens - self.num_output_tokens - 1, 0)
+        return max(self.max_output_tokens - len(self.token_ids) + self.num_prompt_tokens - 1, 0)
 
     @property
     def owes_prompt_logprobs(self) -> bool:
@@ -195,13 +228,15 @@ class Request:
     def extend(self, token_ids: list[int]) -> int:
         """Append tokens up to the earliest end of the request; return how many were kept.
 
-        The order of events at one token: EOS or stop id, stop string, length.
+        The order of events at one token: EOS or stop id, stop string, the end of the grammar, length.
         """
         for kept, token_id in enumerate(token_ids, start=1):
             self.token_ids.append(token_id)
             if self.counts is not None:
                 self.counts.add(token_id)
-            if token_id in self.stop_token_ids or (self.stop_matcher is not None and self.stop_matcher.push(token_id)):
+            is_complete = self.grammar is not None and self.grammar.push(token_id)
+            is_stopped = token_id in self.stop_token_ids
+            if is_stopped or (self.stop_matcher is not None and self.stop_matcher.push(token_id)) or is_complete:
                 self.finish_reason = FinishReason.STOP
             elif self.num_output_tokens >= self.max_output_tokens:
                 self.finish_reason = FinishReason.LENGTH

@@ -1,7 +1,7 @@
 """Sampling parameters: what one request asks for, checked at the door.
 
 It knows ranges and types, nothing of tokens or models: whether an id is in the vocabulary is checked
-where the model is known. A parameter the engine cannot honour yet is refused by name; none is ever ignored.
+where the model is known. None is ever ignored.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from specdec.config import MAX_SPECULATIVE_TOKENS
 from specdec.errors import InvalidRequestError
+from specdec.structured_outputs import StructuredOutputsParams
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: noise is switched off and ties go to the lowest id."""
@@ -23,11 +24,6 @@ MAX_REPETITION_PENALTY = 100.0
 MAX_BAD_WORDS = 1024
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 _MAX_ID = 2**31 - 1
-
-# Known names whose neutral value is accepted and any other refused, until they are built.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "structured_outputs": (None,),
-}
 
 
 def _fail(param: str, value: object, rule: str) -> InvalidRequestError:
@@ -99,6 +95,7 @@ class SamplingParams:
     allowed_token_ids    the only ids that may be chosen
     logprobs             report each token's log-probability and the N likeliest at its place
     prompt_logprobs      the same for the tokens of the prompt
+    structured_outputs   what the output must match: a JSON schema, a regex, one of some texts, a grammar
     logprobs_mode        "raw_logprobs": of the model; "processed_logprobs": of the law the token was drawn from
     """
 
@@ -124,15 +121,11 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: str = "raw_logprobs"
-    structured_outputs: object | None = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     priority: int | None = None
     stop_strings: tuple[str, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, neutral in _NEUTRAL.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or value not in neutral:
-                raise InvalidRequestError(f"{name} is {value!r}; {name} is not supported yet", param=name)
         _integer("n", self.n, 1, MAX_N)
         if self.priority is not None:
             _integer("priority", self.priority, -(2**31), 2**31 - 1)
@@ -150,6 +143,8 @@ class SamplingParams:
         self._set("stop_strings", self._checked_stop())
         self._set("stop_token_ids", self._checked_stop_ids())
         self._set("speculative", self._checked_speculative())
+        if self.structured_outputs is not None:
+            self._set("structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
         self._check_processors()
         self._check_limits()
 
@@ -232,6 +227,12 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         """True where no noise enters the choice."""
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def structured_outputs_params(self) -> StructuredOutputsParams:
+        """The normalised `structured_outputs` value of a request that has one."""
+        assert isinstance(self.structured_outputs, StructuredOutputsParams)
+        return self.structured_outputs
 
     @property
     def speculative_params(self) -> SpeculativeParams:

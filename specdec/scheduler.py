@@ -46,6 +46,8 @@ def share_evenly(wanted: Sequence[int], budget: int) -> list[int]:
     >>> share_evenly([5, 5], 3)
     [2, 1]
     """
+    if sum(wanted) <= budget:  # nearly always
+        return list(wanted)
     granted = [0] * len(wanted)
     order = sorted(range(len(wanted)), key=lambda i: (wanted[i], i))
     for position, i in enumerate(order):
@@ -77,6 +79,13 @@ def share_prompts(owed: Sequence[int], budget: int) -> list[int]:
 
 
 JOINS_PER_PROMOTION = 8
+
+
+def _why(request: Request) -> str:
+    """What a row without a token is told."""
+    if request.grammar is not None and request.grammar.error:
+        return f"the output left the grammar's limits: {request.grammar.error}"
+    return "no token could be chosen: the scores were not finite"
 
 
 class Scheduler:
@@ -250,7 +259,7 @@ class Scheduler:
         emitted = []
         for index, row in enumerate(batch):
             if verdict.failed[index]:
-                row.request.error = "no token could be chosen: the scores were not finite"
+                row.request.error = _why(row.request)
                 self._finish(row.request, FinishReason.ERROR)
                 emitted.append(Emitted(row.request, (), 0, 0))
             else:

@@ -27,7 +27,7 @@ _seconds: dict[str, float] = defaultdict(float)
 
 
 def _room(path: str) -> str:
-    parts = Path(path).parts
+    parts = tuple({"draft_models": "drafts"}.get(part, part) for part in Path(path).parts)
     return parts[1] if len(parts) > 2 and parts[1] in SHARES else "main job"
 
 

@@ -9,6 +9,22 @@ from specdec.kernels import native
 from specdec.kernels.linear import groups, kernel, reference
 
 
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a layer's weights are held, and what its products are made of.
+
+    num_bits        4 or 8, of the codes in groups of 32; a weight that already is made of codes no wider keeps its own
+    rounds_inputs   inputs become bytes, a scale a token and group, and products are those of integers
+    """
+
+    num_bits: int
+    rounds_inputs: bool = False
+
+    def code(self, num_bits: int) -> int:
+        """DType of panels, see native/vec.h."""
+        return (kernel.BYTE_CODES if self.rounds_inputs else kernel.GROUP_CODES)[num_bits]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLinear:
     """The weights of one layer, held once, in the order the implementation reads them."""
@@ -20,24 +36,37 @@ class PackedLinear:
     dtype: torch.dtype  # of inputs and outputs
     code: int | None  # DType of packed panels, see native/vec.h; None where plain
 
+    @property
+    def kind(self) -> str:
+        """How the weights are held, in words."""
+        return str(self.dtype).removeprefix("torch.") if self.code is None else kernel.KINDS[self.code]
 
-def pack_groups(weight: Tensor, bias: Tensor | None = None) -> PackedLinear | None:
-    """Hold a weight as 4- or 8-bit codes if it is exactly what such codes stand for (GGUF's Q4_1, Q8_0); else None.
 
-    weight  [N, K]   float32
-    bias    [N]      or None
+def pack_groups(
+    weight: Tensor,
+    bias: Tensor | None = None,
+    quantization: Quantization | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> PackedLinear | None:
+    """Hold a weight as 4- or 8-bit codes; None where that is impossible: another width than 32 divides, no native code.
 
-    `linear` of it has the bits of `linear` of the float32 weight, from a fifth to a quarter of the memory.
+    weight        [N, K]
+    bias          [N]      or None
+    quantization  rounds the weight where it must; None: only if a float32 weight is exactly what codes stand for
+    dtype         of inputs and outputs
+
+    Unless inputs are rounded, `linear` of it has the bits of `linear` of the float32 weight that the codes stand for,
+    from a fifth to a quarter of the memory.
     """
     if not (weight.is_cpu and native.enabled()):
         return None
-    found = groups.find_groups(weight)
+    found = groups.find_groups(weight) if quantization is None else groups.to_groups(weight, quantization.num_bits)
     if found is None:
         return None
     wide_bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
-    code = kernel.GROUP_CODES[found.num_bits]
+    code = (quantization or Quantization(found.num_bits)).code(found.num_bits)
     shape = (weight.shape[0], weight.shape[1])
-    return PackedLinear(kernel.pack_groups(found), wide_bias, *shape, torch.float32, code)
+    return PackedLinear(kernel.pack_groups(found), wide_bias, *shape, dtype, code)
 
 
 def pack(weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> PackedLinear:

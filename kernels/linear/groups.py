@@ -44,11 +44,51 @@ def find_groups(weight: Tensor) -> Groups | None:
     return None
 
 
+def to_groups(weight: Tensor, num_bits: int) -> Groups | None:
+    """Return the codes a weight is made of, if they are no wider than `num_bits`, else the nearest ones of that width.
+
+    None where groups do not fit its width.
+
+    weight  [N, K]   any floating type
+    """
+    if weight.shape[1] % SIZE:
+        return None
+    wide = weight.detach().to(torch.float32)
+    found = find_groups(wide)
+    if found is not None and found.num_bits <= num_bits:
+        return found
+    return _round(wide.view(len(wide), -1, SIZE), num_bits)
+
+
+def _round(w: Tensor, num_bits: int) -> Groups:
+    """w [N, groups, 32]: as GGUF's quantiser rounds, a group's range or largest magnitude spread over the codes."""
+    if num_bits == 4:
+        m = w.amin(-1, keepdim=True).half()
+        d = ((w.amax(-1, keepdim=True) - m.float()) / 15).half()
+        codes = ((w - m.float()) / d.float()).nan_to_num(0, 0, 0).round().clamp(0, 15).to(torch.uint8)
+    else:
+        d = (w.abs().amax(-1, keepdim=True) / 127).half()
+        m = torch.zeros_like(d)
+        codes = (w / d.float()).nan_to_num(0, 0, 0).round().clamp(-127, 127).to(torch.int8).view(torch.uint8)
+    return Groups(codes.reshape(len(w), -1), d.squeeze(-1), m.squeeze(-1), num_bits)
+
+
 def decode(groups: Groups) -> Tensor:
     """Return the weight [N, K] float32 that codes stand for."""
     codes = groups.codes if groups.num_bits == 4 else groups.codes.view(torch.int8)
     wide = codes.float().view(len(codes), -1, SIZE)
     return (wide * groups.d.float()[..., None] + groups.m.float()[..., None]).view(codes.shape)
+
+
+def round_inputs(x: Tensor) -> Tensor:
+    """Return what is left of inputs [T, K] when groups of 32 become bytes of one scale each.
+
+    The largest magnitude of a group is 127; halves go to even. (The scheme of llama.cpp's Q8_0 activations.)
+    """
+    grouped = x.to(torch.float32).view(len(x), -1, SIZE)
+    largest = grouped.abs().amax(-1, keepdim=True)
+    codes = (grouped.double() * (127 / largest)).nan_to_num(0, 0, 0).round().float()
+    return (codes * (largest / 127)).view(x.shape)
 
 
 Found = tuple[Tensor, Tensor, Tensor] | None

@@ -8,6 +8,8 @@ from specdec.kernels.linear.groups import Groups
 
 DTYPES = (torch.float32, torch.bfloat16)
 GROUP_CODES = {4: 3, 8: 4}  # DType in vec.h, by the bits of a code
+BYTE_CODES = {4: 5, 8: 6}  # likewise, where inputs are rounded to bytes
+KINDS = {0: "float32", 1: "bfloat16", 3: "4-bit codes", 4: "8-bit codes", 5: "4-bit codes", 6: "8-bit codes"}
 
 
 def pack(weight: Tensor) -> Tensor:

@@ -12,12 +12,23 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import native
+from specdec.kernels.linear import Quantization
 from specdec.kernels.llama_forward import kernel, reference
 from specdec.kernels.llama_forward.weights import LayerWeights, LlamaShape, LlamaWeights
 
-__all__ = ["LayerWeights", "LlamaShape", "LlamaStep", "LlamaWeights", "PackedLlama", "llama_forward", "pack_llama"]
+__all__ = [
+    "STAGES",
+    "LayerWeights",
+    "LlamaShape",
+    "LlamaStep",
+    "LlamaWeights",
+    "PackedLlama",
+    "llama_forward",
+    "pack_llama",
+]
 
 PackedLlama = kernel.PackedLlama
+STAGES = kernel.STAGES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,33 +47,34 @@ class LlamaStep:
 
 
 def pack_llama(
-    weights: LlamaWeights, dtype: torch.dtype | None = None, keep_groups: bool = False
+    weights: LlamaWeights, dtype: torch.dtype | None = None, quantization: Quantization | None = None
 ) -> "PackedLlama | LlamaWeights":
     """Lay out weights for `llama_forward`; returned as they are where native code cannot run.
 
-    dtype        float32 or bfloat16; None keeps the embedding's
-    keep_groups  hold a float32 weight that was decoded from GGUF's Q4_1 or Q8_0 as its codes: same bits as float32,
-                 less memory to read
+    dtype         float32 or bfloat16; None keeps the embedding's
+    quantization  hold linear weights as codes, those of the head in 8 bits; None: in `dtype`
 
     A tied head is held once: embeddings are read back out of it.
     """
     dtype = dtype or weights.embedding.dtype
     is_native = dtype in kernel.DTYPES and weights.embedding.is_cpu and native.enabled()
-    return kernel.pack(weights, dtype, keep_groups) if is_native else weights
+    return kernel.pack(weights, dtype, quantization) if is_native else weights
 
 
 def llama_forward(
     model: "PackedLlama | LlamaWeights",
     step: LlamaStep,
     kv_caches: Sequence[tuple[Tensor, Tensor]],
+    seconds: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Run every layer over a step's tokens; write their keys and values; return the scores asked for.
 
     kv_caches  per layer, two of [num_blocks, block_size, G, D]
+    seconds    [len(STAGES)] float64; the time of each stage is added to it (native code only)
     returns    logits [L, V] and features [F, T, width], float32 (float64 stays float64 in the twin)
     """
     assert step.token_ids.shape == step.positions.shape == step.slot_mapping.shape
     assert len(kv_caches) == model.num_layers
     if isinstance(model, LlamaWeights):
         return reference.llama_forward(model, step, kv_caches)
-    return kernel.llama_forward(model, step, kv_caches)
+    return kernel.llama_forward(model, step, kv_caches, seconds)

@@ -2,14 +2,14 @@
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from specdec.kernels import native
-from specdec.kernels.linear import groups
+from specdec.kernels.linear import PackedLinear, Quantization, pack_groups
 from specdec.kernels.linear import kernel as linear
 from specdec.kernels.llama_forward.weights import LayerWeights, LlamaShape, LlamaWeights
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 DTYPES = linear.DTYPES
 NUMBERS_PER_LAYER = 15
+STAGES = ("elementwise", "linears", "attention", "head")  # Stage in llama.cpp
 
 Numbers = ctypes.Array[ctypes.c_int64]
 
@@ -38,15 +39,17 @@ class PackedLlama:
     head: Tensor  # panels
     head_code: int  # DType of the head's panels
     owned: tuple[Tensor, ...]
+    held: tuple[tuple[str, int], ...]  # how weights are held, and bytes of it
 
     @property
     def num_layers(self) -> int:
         return len(self.layer_numbers) // NUMBERS_PER_LAYER
 
 
-def pack(weights: LlamaWeights, dtype: torch.dtype, keep_groups: bool) -> PackedLlama:
+def pack(weights: LlamaWeights, dtype: torch.dtype, quantization: Quantization | None) -> PackedLlama:
     """Lay out weights in `dtype`, or as the codes they came from; norms, biases and rotary tables in float32."""
     owned: list[Tensor] = []
+    held: list[tuple[str, int]] = []
 
     def keep(tensor: Tensor | None) -> int:
         if tensor is None:
@@ -59,14 +62,21 @@ def pack(weights: LlamaWeights, dtype: torch.dtype, keep_groups: bool) -> Packed
         norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm)
         numbers = [keep(None if norm is None else _wide(norm)) for norm in norms]
         for weight in (layer.qkv, layer.out, _interleave(layer), layer.down):
-            panels, code = _panels(weight, dtype, keep_groups)
+            panels, code = _panels(weight, dtype, quantization)
             numbers += [keep(panels), code]
+            held.append((linear.KINDS[code], panels.nbytes))
         numbers += [keep(None if bias is None else _wide(bias)) for bias in (layer.qkv_bias, layer.out_bias)]
         numbers.append(layer.window or 0)
         assert len(numbers) == NUMBERS_PER_LAYER
         flat += numbers
     is_tied = weights.head is None
-    head, head_code = _panels(weights.embedding if weights.head is None else weights.head, dtype, keep_groups)
+    of_head = None if quantization is None else replace(quantization, num_bits=8)
+    head, head_code = _panels(weights.embedding if weights.head is None else weights.head, dtype, of_head)
+    rotary = (_wide(weights.cos), _wide(weights.sin))
+    embedding = None if is_tied else weights.embedding.detach().to(dtype).contiguous()
+    held += [(linear.KINDS[head_code], head.nbytes), ("rotary tables", 2 * rotary[0].nbytes)]
+    if embedding is not None:
+        held.append((linear.KINDS[native.DTYPES[dtype]], embedding.nbytes))
     return PackedLlama(
         shape=weights.shape,
         dtype=dtype,
@@ -75,23 +85,27 @@ def pack(weights: LlamaWeights, dtype: torch.dtype, keep_groups: bool) -> Packed
         mlp_width=weights.layers[0].gate.shape[0],
         layer_numbers=(ctypes.c_int64 * len(flat))(*flat),
         norm=_wide(weights.norm),
-        rotary=(_wide(weights.cos), _wide(weights.sin)),
-        embedding=None if is_tied else weights.embedding.detach().to(dtype).contiguous(),
+        rotary=rotary,
+        embedding=embedding,
         head=head,
         head_code=head_code,
         owned=tuple(owned),
+        held=tuple(held),
     )
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.float32).contiguous()
+    return tensor.detach().to(torch.float32, copy=True).contiguous()  # a view would keep a whole checkpoint alive
 
 
-def _panels(weight: Tensor, dtype: torch.dtype, keep_groups: bool) -> tuple[Tensor, int]:
+def _panels(weight: Tensor, dtype: torch.dtype, quantization: Quantization | None) -> tuple[Tensor, int]:
     """Return packed panels and their DType."""
-    found = groups.find_groups(weight) if keep_groups else None
-    if found is not None:
-        return linear.pack_groups(found), linear.GROUP_CODES[found.num_bits]
+    grouped: PackedLinear | None = None
+    if quantization is not None:
+        grouped = pack_groups(weight, None, quantization)
+    if grouped is not None:
+        assert grouped.code is not None
+        return grouped.data, grouped.code
     return linear.pack(weight.detach().to(dtype).contiguous()), native.DTYPES[dtype]
 
 
@@ -104,9 +118,12 @@ def _interleave(layer: LayerWeights) -> Tensor:
 
 
 def llama_forward(
-    model: PackedLlama, step: "LlamaStep", kv_caches: Sequence[tuple[Tensor, Tensor]]
+    model: PackedLlama,
+    step: "LlamaStep",
+    kv_caches: Sequence[tuple[Tensor, Tensor]],
+    seconds: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As the twin."""
+    """As the twin; seconds [len(STAGES)] float64, to which the time of each stage is added."""
     num_tokens, num_logits = step.token_ids.shape[0], step.logits_indices.shape[0]
     logits = torch.empty(num_logits, model.vocab_size)
     features = torch.empty(len(step.feature_layers), num_tokens, model.width)
@@ -116,7 +133,7 @@ def llama_forward(
     assert step.block_tables.stride(1) == 1 and all(x.is_contiguous() for x in (*tables[1:], *indices))
     inputs = None if step.inputs is None else step.inputs.to(torch.float32).contiguous()
     wanted = (ctypes.c_int64 * len(step.feature_layers))(*step.feature_layers)
-    numbers = (ctypes.c_int64 * 16)(
+    numbers = (ctypes.c_int64 * 17)(
         num_tokens,
         step.seq_lens.shape[0],
         num_logits,
@@ -126,6 +143,7 @@ def llama_forward(
         ctypes.addressof(wanted),
         *(x.data_ptr() for x in (*tables, logits, features)),
         0 if inputs is None else inputs.data_ptr(),
+        0 if seconds is None else seconds.data_ptr(),
     )
     k_cache = kv_caches[0][0]
     caches = (ctypes.c_int64 * (2 * len(kv_caches)))(*(cache.data_ptr() for pair in kv_caches for cache in pair))

@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from specdec.kernels import dispatch
+
 logger = logging.getLogger(__name__)
 
 SOURCE_DIR = Path(__file__).parent
@@ -71,9 +73,9 @@ def function(name: str, arguments: str, result: str | None = None) -> Callable[.
 def library() -> ctypes.CDLL | None:
     """Return the compiled kernels, building them if this machine has not yet.
 
-    None where that is impossible, or where SPECDEC_KERNELS=reference asks for plain PyTorch; decided once a process.
+    None where that is impossible, or where SPECDEC_KERNELS asks for something else; decided once a process.
     """
-    if os.environ.get("SPECDEC_KERNELS") == "reference":
+    if dispatch.mode() != "auto":
         return None
     try:
         return _build_and_load(openmp=True)

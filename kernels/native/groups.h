@@ -72,27 +72,40 @@ struct Reader4 {
         low = vec::fma(d0, low_nibble(words >> (8 * i)), m0);
         high = vec::fma(d1, low_nibble(words >> (8 * i + 4)), m1);
     }
+    SPECDEC_INLINE void bytes(vec::U& low, vec::U& high) const {
+        low = words & 0x0f0f0f0fu, high = (words >> 4) & 0x0f0f0f0fu;
+    }
+    SPECDEC_INLINE void offsets(vec::F& low, vec::F& high) const { low = m0, high = m1; }
 };
 
+// Lane j of a word: STEP k of one output, lowest bits first; a word of outputs 0 .. W - 1, then one of the others.
 struct Reader8 {
     static constexpr int64_t BYTES = BYTES_8;
-    static constexpr int STEP = 2;
+    static constexpr int STEP = 4;
     vec::F d0, d1;
     const uint8_t* codes;
-    vec::I words;
+    vec::I words0, words1;
 
     SPECDEC_INLINE explicit Reader8(const uint8_t* group) : codes(group + HALVES) {
         d0 = load_halves(group), d1 = load_halves(group + 2 * vec::W);
         __builtin_prefetch(group + FETCH_AHEAD);
     }
     SPECDEC_INLINE void step(int64_t k) {
-        std::memcpy(&words, codes + k / STEP * sizeof words, sizeof words);
-        __builtin_prefetch(codes + k / STEP * sizeof words + FETCH_AHEAD);
+        const uint8_t* at = codes + k / STEP * 2 * sizeof words0;
+        std::memcpy(&words0, at, sizeof words0);
+        std::memcpy(&words1, at + sizeof words0, sizeof words1);
+        __builtin_prefetch(at + FETCH_AHEAD);
+        __builtin_prefetch(at + sizeof words0 + FETCH_AHEAD);
     }
     SPECDEC_INLINE void pair(int i, vec::F& low, vec::F& high) const {
-        low = d0 * __builtin_convertvector((words << (24 - 16 * i)) >> 24, vec::F);
-        high = d1 * __builtin_convertvector((words << (16 - 16 * i)) >> 24, vec::F);
+        low = d0 * __builtin_convertvector((words0 << (24 - 8 * i)) >> 24, vec::F);
+        high = d1 * __builtin_convertvector((words1 << (24 - 8 * i)) >> 24, vec::F);
     }
+    // The same, with codes made unsigned: w = d * byte + offset.
+    SPECDEC_INLINE void bytes(vec::U& low, vec::U& high) const {
+        low = (vec::U)words0 ^ 0x80808080u, high = (vec::U)words1 ^ 0x80808080u;
+    }
+    SPECDEC_INLINE void offsets(vec::F& low, vec::F& high) const { low = d0 * -128.0f, high = d1 * -128.0f; }
 };
 
 // one group of a panel -> [SIZE][OUTPUTS]
@@ -128,7 +141,7 @@ inline void pack_panel(const uint8_t* codes, const uint16_t* d, const uint16_t* 
                 if (is_4)
                     code_bytes[k / 4 * sizeof(vec::U) + lane * 4 + k % 4] |= code << (4 * half);
                 else
-                    code_bytes[k / 2 * sizeof(vec::U) + lane * 4 + k % 2 * 2 + half] = code;
+                    code_bytes[(k / 4 * 2 + half) * sizeof(vec::U) + lane * 4 + k % 4] = code;
             }
         }
 }

@@ -6,6 +6,7 @@
 // are computed beside it.
 #include "linear.h"
 
+#include "bytes.h"
 #include "groups.h"
 #include "scratch.h"
 
@@ -163,6 +164,11 @@ void multiply_panel(const Linear& layer, int64_t p, const Activations& x, float*
     }
 }
 
+// bytes of one panel
+int64_t group_bytes(int64_t K, int64_t dtype) {
+    return K / groups::SIZE * (without_bytes(dtype) == GROUPS_4 ? groups::BYTES_4 : groups::BYTES_8);
+}
+
 template <typename Put>
 SPECDEC_INLINE void for_outputs(const float* sums, const Linear& layer, int64_t num_tokens, int64_t column, Put put) {
     for (int h = 0; h < 2; ++h) {
@@ -224,13 +230,19 @@ void pack_team(Team& team, const void* x, int64_t dtype, const Activations& to) 
     });
 }
 
-void linear_team(Team& team, const Linear& layer, const Activations& x, const Destination& to) {
+void linear_team(Team& team, const Linear& layer, const Activations& x, const Destination& to, float* bytes) {
+    const bool in_bytes = takes_bytes(layer.dtype);
+    const ByteActivations rounded(bytes, x.num_tokens, x.K);
+    if (in_bytes) team.share(x.num_tokens, [&](int64_t t) { rounded.put(t, x.data + t * x.K); });
     const int64_t panels = (layer.N + PANEL - 1) / PANEL;
     // Neighbouring panels for one thread, so that what it fetches ahead is mostly its own.
     const int64_t chunk = std::max<int64_t>(1, panels / (16 * team.size()));
     auto one_panel = [&](int64_t p) {
         float* sums = thread_scratch(x.num_tokens * PANEL);
-        multiply_panel(layer, p, x, sums);
+        if (in_bytes)
+            multiply_bytes(layer.dtype, (const uint8_t*)layer.weights + p * group_bytes(layer.K, layer.dtype), rounded, sums);
+        else
+            multiply_panel(layer, p, x, sums);
         finish(sums, layer, x.num_tokens, p * PANEL, to);
     };
     team.share(panels, one_panel, chunk);
@@ -248,7 +260,7 @@ void unpack_row(const Linear& layer, int64_t n, float* row) {
         }
         const int64_t group = panel * num_groups + k / groups::SIZE;
         if (k % groups::SIZE == 0) {
-            if (layer.dtype == GROUPS_4)
+            if (without_bytes(layer.dtype) == GROUPS_4)
                 groups::decode<groups::Reader4>((const uint8_t*)layer.weights + group * groups::BYTES_4, decoded);
             else
                 groups::decode<groups::Reader8>((const uint8_t*)layer.weights + group * groups::BYTES_8, decoded);
@@ -272,10 +284,7 @@ void specdec_pack(const void* weight, void* packed, int64_t N, int64_t K, int64_
     });
 }
 
-// -> bytes of one panel
-int64_t specdec_group_bytes(int64_t K, int64_t dtype) {
-    return K / groups::SIZE * (dtype == GROUPS_4 ? groups::BYTES_4 : groups::BYTES_8);
-}
+int64_t specdec_group_bytes(int64_t K, int64_t dtype) { return group_bytes(K, dtype); }
 
 void specdec_pack_groups(const uint8_t* codes, const uint16_t* d, const uint16_t* m, uint8_t* packed, int64_t N,
                          int64_t K, int64_t dtype, int64_t num_threads) {
@@ -288,11 +297,12 @@ void specdec_pack_groups(const uint8_t* codes, const uint16_t* d, const uint16_t
 void specdec_linear(const void* x, const void* weights, const float* bias, void* out, int64_t num_tokens, int64_t N,
                     int64_t K, int64_t x_dtype, int64_t w_dtype, int64_t out_dtype, int64_t num_threads) {
     const Linear layer{weights, bias, N, K, w_dtype};
-    const Activations packed(call_scratch(num_tokens * K), num_tokens, K);
+    float* at = call_scratch(num_tokens * K + ByteActivations::floats(num_tokens, K));
+    const Activations packed(at, num_tokens, K, most_rows(w_dtype));
     const Destination to{out_dtype == BFLOAT16 ? Destination::BF16 : Destination::FLOAT, out};
     Team::run(worthwhile_threads(num_tokens * N * K, num_threads), [&](Team& team) {
         pack_team(team, x, x_dtype, packed);
-        linear_team(team, layer, packed, to);
+        linear_team(team, layer, packed, to, at + num_tokens * K);
     });
 }
 }

@@ -20,8 +20,9 @@ struct Activations {
     float* data;
     int64_t num_tokens, K, num_blocks, block_size, rest;
 
-    Activations(float* to, int64_t tokens, int64_t width)
-        : data(to), num_tokens(tokens), K(width), num_blocks((tokens + MAX_ROWS - 1) / MAX_ROWS),
+    // most_rows: 1 where a layer takes its inputs token by token (takes_bytes)
+    Activations(float* to, int64_t tokens, int64_t width, int64_t most_rows = MAX_ROWS)
+        : data(to), num_tokens(tokens), K(width), num_blocks((tokens + most_rows - 1) / most_rows),
           block_size(tokens / std::max<int64_t>(1, num_blocks)), rest(tokens % std::max<int64_t>(1, num_blocks)) {}
 
     int64_t start(int64_t block) const { return block * block_size + std::min(block, rest); }
@@ -44,6 +45,10 @@ struct Activations {
     }
 };
 
+inline bool takes_bytes(int64_t dtype) { return dtype >= GROUPS_4_BYTES; }
+inline int64_t most_rows(int64_t dtype) { return takes_bytes(dtype) ? 1 : Activations::MAX_ROWS; }
+inline int64_t without_bytes(int64_t dtype) { return takes_bytes(dtype) ? dtype - 2 : dtype; }
+
 // What becomes of the sums: kept, rounded, added to what is there, or gated into the inputs of the next layer.
 struct Destination {
     enum Kind { FLOAT, BF16, ADD, GATE } kind;
@@ -53,7 +58,8 @@ struct Destination {
 
 // Called by every thread of the team.
 void pack_team(Team& team, const void* x, int64_t dtype, const Activations& to);  // x [T, K]
-void linear_team(Team& team, const Linear& layer, const Activations& x, const Destination& to);
+// x with most_rows(layer.dtype); bytes: room for ByteActivations::floats(x.num_tokens, x.K) where the layer takes them
+void linear_team(Team& team, const Linear& layer, const Activations& x, const Destination& to, float* bytes = nullptr);
 
 // One row of the weights, in float.
 void unpack_row(const Linear& layer, int64_t n, float* row);

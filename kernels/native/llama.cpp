@@ -3,9 +3,12 @@
 // Between barriers, threads share tokens (norms, rotations), panels of weights (linear layers) or rows and segments
 // (attention). Nothing a token goes through depends on which thread takes it or what else is in the step.
 #include "attention.h"
+#include "bytes.h"
 #include "elementwise.h"
 #include "linear.h"
 #include "scratch.h"
+
+#include <chrono>
 
 using namespace vec;
 
@@ -32,7 +35,10 @@ struct Step {  // likewise
     const int32_t *block_tables, *seq_lens, *cu_query_lens;
     float *logits, *features;
     const float* inputs;  // embeddings in place of token_ids, or null
+    double* seconds;      // [NUM_STAGES], added to by the first thread; or null
 };
+
+enum Stage { ELEMENTWISE, LINEARS, ATTENTION, HEAD, NUM_STAGES };  // STAGES in llama_forward/kernel.py
 
 struct Model {
     Shape shape;
@@ -96,29 +102,47 @@ class Forward {
         }
         const int64_t T = s.num_tokens, rows = std::max(T, s.num_logits);
         const int64_t widest = std::max({shape.width, out_width, shape.mlp});
-        float* at = call_scratch(T * (shape.width + qkv_width + out_width) + rows * 2 * widest + parts_floats + 64 * 6);
+        float* at = call_scratch(T * (shape.width + qkv_width + out_width) + rows * 2 * widest + parts_floats +
+                                 ByteActivations::floats(rows, widest) + 64 * 7);
         auto take = [&](int64_t floats) { return (at += (floats + 15) / 16 * 16) - (floats + 15) / 16 * 16; };
         hidden = take(T * shape.width), qkv = take(T * qkv_width), mixed = take(T * out_width);
         first = take(rows * widest), second = take(rows * widest), parts = take(parts_floats);
+        bytes = take(ByteActivations::floats(rows, widest));
     }
 
     void run(Team& team) {
         const int64_t T = step.num_tokens;
+        if (Team::thread() == 0) now = Clock::now();
         team.share(T, [&](int64_t t) { embed(t); });
         for (int64_t i = 0; i < shape.num_layers; ++i) run_layer(team, i);
         team.share(T, [&](int64_t t) { keep_feature(shape.num_layers, t); });
-        const Activations last(first, step.num_logits, shape.width);
+        const Activations last(first, step.num_logits, shape.width, most_rows(shape.head_dtype));
         team.share(step.num_logits, [&](int64_t i) {
             norm_into(hidden + step.logits_indices[i] * shape.width, model.norm, model.eps, last, i);
         });
-        linear_team(team, model.head_linear(), last, {Destination::FLOAT, step.logits});
+        mark(ELEMENTWISE);
+        linear_team(team, model.head_linear(), last, {Destination::FLOAT, step.logits}, bytes);
+        mark(HEAD);
     }
 
   private:
+    using Clock = std::chrono::steady_clock;
+
+    // The time since the last mark went into `stage`.
+    void mark(Stage stage) {
+        if (!step.seconds || Team::thread() != 0) return;
+        const Clock::time_point then = now;
+        now = Clock::now();
+        step.seconds[stage] += std::chrono::duration<double>(now - then).count();
+    }
+
     void run_layer(Team& team, int64_t index) {
         const Layer& layer = model.layers[index];
         const int64_t T = step.num_tokens;
-        const Activations x(first, T, shape.width), attended(first, T, out_width), gated(second, T, shape.mlp);
+        const Activations x(first, T, shape.width, most_rows(layer.qkv.dtype));
+        const Activations attended(first, T, out_width, most_rows(layer.out.dtype));
+        const Activations y(first, T, shape.width, most_rows(layer.gate_up.dtype));
+        const Activations gated(second, T, shape.mlp, most_rows(layer.down.dtype));
         team.share(T, [&](int64_t t) {
             keep_feature(index, t);
             norm_into(hidden + t * shape.width, layer.input_norm, model.eps, x, t);
@@ -126,17 +150,25 @@ class Forward {
         auto linear = [](const Layer::Weights& weights, const float* bias, int64_t N, int64_t K) {
             return Linear{weights.data, bias, N, K, weights.dtype};
         };
-        linear_team(team, linear(layer.qkv, layer.qkv_bias, qkv_width, shape.width), x, {Destination::FLOAT, qkv});
+        mark(ELEMENTWISE);
+        linear_team(team, linear(layer.qkv, layer.qkv_bias, qkv_width, shape.width), x, {Destination::FLOAT, qkv}, bytes);
+        mark(LINEARS);
         team.share(T, [&](int64_t t) { turn_and_keep(layer, index, t); });
+        mark(ELEMENTWISE);
         attend(team, layer, index);
+        mark(ATTENTION);
         pack_team(team, mixed, FLOAT32, attended);
         linear_team(team, linear(layer.out, layer.out_bias, shape.width, out_width), attended,
-                    {Destination::ADD, hidden});
-        team.share(T, [&](int64_t t) { norm_into(hidden + t * shape.width, layer.post_norm, model.eps, x, t); });
+                    {Destination::ADD, hidden}, bytes);
+        mark(LINEARS);
+        team.share(T, [&](int64_t t) { norm_into(hidden + t * shape.width, layer.post_norm, model.eps, y, t); });
+        mark(ELEMENTWISE);
         const int64_t gate_up_width = (shape.mlp + W - 1) / W * PANEL;
-        linear_team(team, linear(layer.gate_up, nullptr, gate_up_width, shape.width), x,
-                    {Destination::GATE, nullptr, &gated});
-        linear_team(team, linear(layer.down, nullptr, shape.width, shape.mlp), gated, {Destination::ADD, hidden});
+        linear_team(team, linear(layer.gate_up, nullptr, gate_up_width, shape.width), y,
+                    {Destination::GATE, nullptr, &gated}, bytes);
+        linear_team(team, linear(layer.down, nullptr, shape.width, shape.mlp), gated, {Destination::ADD, hidden},
+                    bytes);
+        mark(LINEARS);
     }
 
     void embed(int64_t t) {
@@ -190,7 +222,8 @@ class Forward {
     std::vector<int64_t> windows;
     std::vector<AttentionPlan> plans;  // one a window
     int64_t qkv_width, out_width;
-    float *hidden, *qkv, *mixed, *first, *second, *parts;
+    float *hidden, *qkv, *mixed, *first, *second, *parts, *bytes;
+    Clock::time_point now;  // of the first thread
 };
 
 bool is_out_of_range(const Shape& shape, const Step& step) {

@@ -38,6 +38,14 @@ class Team {
         body(team);
     }
 
+    static int thread() {  // 0: the one that opened the region
+#if defined(_OPENMP)
+        return omp_get_thread_num();
+#else
+        return 0;
+#endif
+    }
+
     int size() const { return size_.load(std::memory_order_relaxed); }
 
     void barrier() {

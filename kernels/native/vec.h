@@ -75,6 +75,25 @@ SPECDEC_INLINE F min(F a, F b) {
 #endif
 }
 
+// acc + the products of four unsigned bytes of a lane with four signed ones, which all lanes share
+SPECDEC_INLINE I add_dot(I acc, U bytes, int32_t signed_bytes) {
+#if defined(__AVX512VNNI__)
+    return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)bytes, _mm512_set1_epi32(signed_bytes));
+#elif defined(__AVXVNNI__) && SPECDEC_VECTOR_BYTES == 32
+    return (I)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)bytes, _mm256_set1_epi32(signed_bytes));
+#elif SPECDEC_VECTOR_BYTES == 32  // pairs of 16 bits: even bytes, then odd ones; nothing saturates
+    const __m256i all = _mm256_set1_epi32(signed_bytes), low_bytes = _mm256_set1_epi16(255);
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256((__m256i)bytes, low_bytes),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16((__m256i)bytes, 8), _mm256_srai_epi16(all, 8));
+    return acc + (I)_mm256_add_epi32(even, odd);
+#else
+    for (int i = 0; i < 4; ++i)
+        acc += (I)((bytes >> (8 * i)) & 255u) * splat_int((int8_t)((uint32_t)signed_bytes >> (8 * i)));
+    return acc;
+#endif
+}
+
 // Sums and maxima across lanes halve the vector, so their order is one tree on every path.
 SPECDEC_INLINE float sum(F v) {
     float lane[W];
@@ -253,4 +272,5 @@ SPECDEC_INLINE F silu(F x) { return x / (1.0f + exp(-x)); }
 
 }  // namespace vec
 
-enum DType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT64 = 2, GROUPS_4 = 3, GROUPS_8 = 4 };  // the last two: groups.h
+enum DType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT64 = 2, GROUPS_4 = 3, GROUPS_8 = 4,  // groups.h
+                       GROUPS_4_BYTES = 5, GROUPS_8_BYTES = 6 };                 // the same, by bytes.h

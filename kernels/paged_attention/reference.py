@@ -16,6 +16,8 @@ def paged_attention(
     softcap: float | None,
     sinks: Tensor | None,
     out: Tensor,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> None:
     """As the door; writes out [T, H, Dv]."""
     bounds = cu_query_lens.tolist()
@@ -35,9 +37,24 @@ def paged_attention(
             is_visible &= positions > own - window
         # A key that no query sees may have lost its block.
         is_read = is_visible.any(0)
-        keys = k_cache.flatten(0, 1)[slots[is_read]]
-        values = v_cache.flatten(0, 1)[slots[is_read]]
+        keys = gathered(k_cache, slots[is_read])
+        values = gathered(v_cache, slots[is_read])
+        keys, values = widened(keys, k_scales, q.dtype), widened(values, v_scales, q.dtype)
         out[begin:end] = attend(q[begin:end], keys, values, is_visible[:, is_read], scale, softcap, sinks)
+
+
+def gathered(cache: Tensor, slots: Tensor) -> Tensor:
+    """Return the vectors at `slots`; torch indexes fp8 only as bytes."""
+    if cache.dtype == torch.float8_e4m3fn:
+        return cache.view(torch.uint8).flatten(0, 1)[slots].view(cache.dtype)
+    return cache.flatten(0, 1)[slots]
+
+
+def widened(stored: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """stored [S, G, D], scales [G] -> the numbers they stand for: an fp8 cache holds value / scale."""
+    if stored.dtype == torch.float8_e4m3fn:
+        stored = stored.to(torch.promote_types(dtype, torch.float32))
+    return stored if scales is None else stored * scales[:, None]
 
 
 def attend(

@@ -248,8 +248,6 @@ class AdaptiveLength:
 
     def admit(self, plan: Plan, drafts: Drafts) -> Batch:
         """Keep the drafts that are worth verifying; where looking is not allowed, all that were planned."""
-        if not self._room:
-            return Batch(plan.rows)
         offered = [(i, row, offer) for i, (row, offer) in enumerate(zip(plan, drafts, strict=True)) if offer.token_ids]
         if not offered:
             return Batch(plan.rows)
@@ -292,7 +290,7 @@ class AdaptiveLength:
         """Learn what the step cost and which drafts were right."""
         totals = self.totals
         totals.num_steps += 1
-        is_plain = not self._room or not any(row.draft_token_ids for row in batch)
+        is_plain = not any(row.draft_token_ids for row in batch)
         totals.num_zero_steps += is_plain
         if self._kind in ("zero", "prompts") and is_plain and self.trace is None and totals.num_steps % LEARN_EVERY:
             return

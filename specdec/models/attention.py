@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from specdec.errors import UnsupportedModelError
-from specdec.kernels.paged_attention import paged_attention
+from specdec.kernels.paged_attention import StepLists, paged_attention
 from specdec.kernels.write_kv import write_kv
 from specdec.kv_cache import LayerShape
 from specdec.models.forward_batch import ForwardBatch
@@ -47,12 +47,13 @@ class StepContext:
 
     def __init__(self) -> None:
         self.batch: ForwardBatch | None = None
+        self.lists = StepLists()
 
     @contextmanager
     def running(self, batch: ForwardBatch) -> Iterator[None]:
         """Fence one forward; forwards of one runner never nest."""
         assert self.batch is None, "a forward is already running"
-        self.batch = batch
+        self.batch, self.lists = batch, StepLists()
         try:
             yield
         finally:
@@ -117,7 +118,7 @@ def _attend(
     return paged_attention(query, keys, values, block_tables, seq_lens, cu_query_lens, scale, window, softcap, sinks)
 
 
-# Opaque to the compiler; eager code calls the function itself and saves the dispatch.
+# Opaque to the compiler; eager code calls the kernels itself, which saves the dispatch and shares their work lists.
 _attend_op = torch.library.custom_op("specdec::attention", _attend, mutates_args=("keys", "values"))
 
 
@@ -147,14 +148,16 @@ def _attention(
     batch = state.context.batch
     assert batch is not None, "the model ran outside a step"
     scale = kwargs.get("scaling")
-    attend = _attend_op if torch.compiler.is_compiling() else _attend
-    out = attend(
-        query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), state.keys, state.values,
-        batch.slot_mapping, batch.block_tables, batch.seq_lens, batch.cu_query_lens,
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    how = (
+        batch.block_tables, batch.seq_lens, batch.cu_query_lens,
         query.shape[-1] ** -0.5 if scale is None else float(scale), kwargs.get("sliding_window"),
         kwargs.get("softcap"), kwargs.get("s_aux"),
     )  # fmt: skip
-    return out[None], None
+    if torch.compiler.is_compiling():
+        return _attend_op(q, k, v, state.keys, state.values, batch.slot_mapping, *how)[None], None
+    write_kv(k, v, batch.slot_mapping, state.keys, state.values)
+    return paged_attention(q, state.keys, state.values, *how, lists=state.context.lists)[None], None
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from specdec.kernels import native
+from specdec.kernels.linear import Quantization
 from specdec.kernels.llama_forward import LayerWeights, LlamaShape, LlamaWeights, PackedLlama, pack_llama
 from specdec.models.attention import AttentionProbe
 
@@ -19,17 +20,25 @@ FAMILIES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCaus
 _KNOWN_SETTINGS = {"dropout", "scaling", "sliding_window"}
 
 
-def pack_fast(module: Any, attention: AttentionProbe, num_positions: int) -> PackedLlama | None:
+def pack_fast(
+    module: Any,
+    attention: AttentionProbe,
+    num_positions: int,
+    dtype: torch.dtype | None = None,
+    quantization: Quantization | None = None,
+) -> PackedLlama | None:
     """Pack a model for the native forward; None where it does not qualify and transformers' own runs.
 
     num_positions   rows of the rotary tables
+    dtype           of the weights that are not held as codes; None: the module's
     """
     weight: Tensor = module.get_input_embeddings().weight
+    dtype = dtype or weight.dtype
     if type(module) not in FAMILIES or weight.device.type != "cpu" or not native.enabled():
         return None
-    if weight.dtype not in (torch.float32, torch.bfloat16) or not _is_plain(module, attention):
+    if dtype not in (torch.float32, torch.bfloat16) or not _is_plain(module, attention):
         return None
-    packed = pack_llama(_weights(module, attention, num_positions))
+    packed = pack_llama(_weights(module, attention, num_positions), dtype, quantization)
     return packed if isinstance(packed, PackedLlama) else None
 
 

@@ -57,28 +57,48 @@ class ForwardBatch:
     @classmethod
     def pack(cls, segments: Sequence[Segment], block_size: int, device: torch.device) -> ForwardBatch:
         """Lay segments out one after the other."""
-        lens = np.fromiter((len(s.token_ids) for s in segments), np.int64, len(segments))
-        starts = np.fromiter((s.start for s in segments), np.int64, len(segments))
-        num_logits = np.fromiter((s.num_logits for s in segments), np.int64, len(segments))
-        ends = np.cumsum(lens)
-        rows = np.repeat(np.arange(len(segments)), lens)
-        positions = np.arange(ends[-1]) - np.repeat(ends - lens - starts, lens)
-        tables = np.zeros((len(segments), max(len(s.block_table) for s in segments)), np.int32)
-        for table, segment in zip(tables, segments, strict=True):
-            table[: len(segment.block_table)] = segment.block_table
-        slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
-        last = np.cumsum(num_logits)
-        logits_indices = np.arange(last[-1]) - np.repeat(last - ends, num_logits)
-
-        def put(array: np.ndarray, dtype: type) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array, dtype)).to(device, non_blocking=True)
-
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        logits_indices: list[int] = []
+        seq_lens: list[int] = []
+        cu_query_lens = [0]
+        for s in segments:
+            end = s.start + len(s.token_ids)
+            token_ids += s.token_ids
+            positions += range(s.start, end)
+            slots += _slots(s.block_table, s.start, end, block_size)
+            seq_lens.append(end)
+            cu_query_lens.append(len(token_ids))
+            logits_indices += range(len(token_ids) - s.num_logits, len(token_ids))
+        width = max(len(s.block_table) for s in segments)
+        tables: list[int] = []
+        for s in segments:
+            tables += s.block_table
+            tables += [0] * (width - len(s.block_table))
+        wide = _put((token_ids, positions, slots, logits_indices), np.int64, device)
+        narrow = _put((tables, seq_lens, cu_query_lens), np.int32, device)
         return cls(
-            token_ids=put(np.concatenate([np.asarray(s.token_ids, np.int64) for s in segments]), np.int64),
-            positions=put(positions, np.int64),
-            slot_mapping=put(slots, np.int64),
-            block_tables=put(tables, np.int32),
-            seq_lens=put(starts + lens, np.int32),
-            cu_query_lens=put(np.concatenate([[0], ends]), np.int32),
-            logits_indices=put(logits_indices, np.int64),
+            token_ids=wide[0],
+            positions=wide[1],
+            slot_mapping=wide[2],
+            logits_indices=wide[3],
+            block_tables=narrow[0].view(len(segments), width),
+            seq_lens=narrow[1],
+            cu_query_lens=narrow[2],
         )
+
+
+def _slots(table: Sequence[int], start: int, end: int, block_size: int) -> list[int]:
+    """Where the keys of positions start .. end - 1 go."""
+    if end == start + 1:
+        return [table[start // block_size] * block_size + start % block_size]
+    return [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
+
+
+def _put(lists: Sequence[list[int]], dtype: type, device: torch.device) -> tuple[Tensor, ...]:
+    """The lists as tensors that share one copy to the device."""
+    together = torch.from_numpy(np.array([number for numbers in lists for number in numbers], dtype))
+    if device.type != "cpu":
+        together = together.to(device, non_blocking=True)
+    return together.split_with_sizes([len(numbers) for numbers in lists])

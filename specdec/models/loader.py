@@ -15,12 +15,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from specdec.config import ModelConfig
 from specdec.errors import InvalidRequestError, ModelLoadError, UnsupportedModelError
 from specdec.kernels import native
+from specdec.kernels.linear import Quantization
+from specdec.kernels.llama_forward import PackedLlama
 from specdec.models import sources
-from specdec.models.attention import IMPLEMENTATION
+from specdec.models.attention import IMPLEMENTATION, AttentionProbe
 from specdec.models.fast_llama import pack_fast
 from specdec.models.gate import check_config, check_model
 from specdec.models.loaded import LoadedModel
 from specdec.models.packed import pack_linears
+from specdec.models.quantized import describe_weights, finish, quantization_of, stored_dtype, weights_held
 from specdec.models.selftest import self_test
 
 logger = logging.getLogger("specdec")
@@ -58,7 +61,8 @@ def load(config: ModelConfig) -> LoadedModel:
     dtype = pick_dtype(config.dtype, device)
     hf_config = _read_config(path)
     check_config(hf_config.get_text_config())
-    module = _load_weights(path, dtype).to(device).eval()
+    quantization = quantization_of(config.quantization, device, dtype)
+    module = _load_weights(path, dtype if quantization is None else stored_dtype(hf_config)).to(device).eval()
     text_config = module.config.get_text_config()
     attention = check_model(module, text_config)
     self_test(text_config)
@@ -70,11 +74,7 @@ def load(config: ModelConfig) -> LoadedModel:
             f"max_model_len is {config.max_model_len}; {config.model} was made for at most {longest} tokens",
             param="max_model_len",
         )
-    fast = pack_fast(module, attention, config.max_model_len or longest)
-    if fast is None:
-        pack_linears(module)
-    else:
-        module.to("meta")  # the packed weights are the only copy
+    fast = _pack(module, attention, config, dtype, quantization)
     return LoadedModel(
         path=path,
         module=module,
@@ -117,6 +117,27 @@ def _load_weights(path: Path, dtype: torch.dtype) -> Any:
     if info.get("unexpected_keys"):
         logger.warning("%s: %d tensors are not part of the model and were not used", path, len(info["unexpected_keys"]))
     return module
+
+
+def _pack(
+    module: Any, attention: AttentionProbe, config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None
+) -> PackedLlama | None:
+    """Lay the weights out for the kernels, in place or as what the native forward reads; say what they take."""
+    longest = int(getattr(module.config.get_text_config(), "max_position_embeddings", None) or 2**20)
+    fast = pack_fast(module, attention, config.max_model_len or longest, dtype, quantization)
+    if fast is None:
+        pack_linears(module, dtype, quantization)
+        finish(module, dtype)
+    held = weights_held(module, fast)
+    if quantization is not None and not any("codes" in kind for kind in held):
+        raise UnsupportedModelError(
+            f"quantization is {config.quantization!r}, but {config.model} has no linear layer of a width that is a "
+            "multiple of 32, so nothing would be quantised"
+        )
+    logger.info("%s: weights take %s; quantization %s", config.model, describe_weights(held), config.quantization)
+    if fast is not None:
+        module.to("meta")  # the packed weights are the only copy
+    return fast
 
 
 def _load_tokenizer(path: Path) -> Any | None:

@@ -6,11 +6,13 @@ depend on which other tokens share the forward.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from specdec.kernels import native
-from specdec.kernels.linear import PackedLinear, linear, pack
+from specdec.kernels.linear import PackedLinear, Quantization, linear, pack, pack_groups
 
 PACKABLE = (torch.float32, torch.bfloat16)
 
@@ -30,13 +32,15 @@ class PackedLinearModule(nn.Module):
         return linear(flat, self.packed).view(*x.shape[:-1], self.out_features)
 
 
-def pack_linears(model: nn.Module) -> int:
+def pack_linears(model: nn.Module, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
     """Replace every plain nn.Linear of a CPU model in place; return how many.
+
+    dtype   of inputs and outputs, and of weights that are not held as codes
 
     A head tied to the embedding gets a packed copy, since the embedding is looked up by row.
     """
     weight = next(model.parameters())
-    if weight.device.type != "cpu" or weight.dtype not in PACKABLE or not native.enabled():
+    if weight.device.type != "cpu" or dtype not in PACKABLE or not native.enabled():
         return 0
     found = [
         (parent, name, child)
@@ -45,5 +49,16 @@ def pack_linears(model: nn.Module) -> int:
         if type(child) is nn.Linear
     ]
     for parent, name, child in found:
-        setattr(parent, name, PackedLinearModule(pack(child.weight, child.bias)))
+        own = replace(quantization, num_bits=8) if quantization is not None and child is _head(model) else quantization
+        setattr(parent, name, PackedLinearModule(_packed(child, dtype, own)))
     return len(found)
+
+
+def _head(model: nn.Module) -> object:
+    get_head = getattr(model, "get_output_embeddings", None)
+    return get_head() if callable(get_head) else None
+
+
+def _packed(layer: nn.Linear, dtype: torch.dtype, quantization: Quantization | None) -> PackedLinear:
+    grouped = None if quantization is None else pack_groups(layer.weight, layer.bias, quantization, dtype)
+    return grouped or pack(layer.weight, layer.bias, dtype)

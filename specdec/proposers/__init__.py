@@ -27,7 +27,7 @@ def build_proposer(
 
     policy   decides between the parts of a hybrid; None: by the confidences of the offers
     """
-    costly = _build_costly(scheduler, pool, target, draft)
+    costly = _build_costly(config, scheduler, pool, target, draft)
     if config.method == "hybrid":
         return HybridProposer((_ngram(config), _suffix(config)), costly, policy or MostExpected())
     if config.method == "ngram":
@@ -50,11 +50,19 @@ def _suffix(config: SpeculativeConfig) -> SuffixProposer:
 
 
 def _build_costly(
-    scheduler: SchedulerConfig, pool: BlockPool, target: ModelRunner, draft: ModelRunner | None
+    config: SpeculativeConfig,
+    scheduler: SchedulerConfig,
+    pool: BlockPool,
+    target: ModelRunner,
+    draft: ModelRunner | None,
 ) -> Proposer | None:
     """The proposer that runs a model, where there is one."""
     if draft is None:
         return None
     return DraftModelProposer(
-        draft, pool, vocab_size=target.model.vocab_size, max_catch_up=scheduler.max_num_batched_tokens
+        draft,
+        pool,
+        vocab_size=target.model.vocab_size,
+        max_catch_up=scheduler.max_num_batched_tokens,
+        tells_laws=config.acceptance == "rejection",
     )

@@ -1,26 +1,30 @@
 """A second, smaller model of the same tokenizer proposes, over the same blocks as the target.
 
 It knows its runner, how far each request is computed in the draft's own part of the blocks, and
-the requests' sampling rule (it draws with the target's noise). It does not judge.
+the requests' sampling rule (it draws with the target's noise,
+or under rejection with one of its own). It does not judge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from specdec.batch import Batch, Drafts, Plan, Row, Verdict
+from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, Verdict
 from specdec.block_pool import BlockPool
 from specdec.models.forward_batch import Segment
 from specdec.models.runner import ModelRunner
 from specdec.request import Request
 from specdec.sampling import Choice, choose
+from specdec.sampling.rejection import draw
 
 
 class DraftModelProposer:
     """Runs the draft ahead of the target, k tokens for every row that has room.
 
+    tells_laws     draw by a noise of its own and tell the law of every draft, for judging by rejection
     max_catch_up   most tokens a step may spend on bringing lagging rows up to date
     vocab_size     ids the target can verify; a padded draft vocabulary is cut to it, and ids of a padded
                    target vocabulary that the draft lacks read as id 0 (a worse guess, never a fault)
@@ -28,14 +32,18 @@ class DraftModelProposer:
 
     name = "draft_model"
 
-    def __init__(self, runner: ModelRunner, pool: BlockPool, *, vocab_size: int, max_catch_up: int) -> None:
+    def __init__(
+        self, runner: ModelRunner, pool: BlockPool, *, vocab_size: int, max_catch_up: int, tells_laws: bool = False
+    ) -> None:
         self.runner = runner
         self.pool = pool
         self.vocab_size = min(vocab_size, runner.model.vocab_size)
         self.max_catch_up = max_catch_up
         self.max_draft_position: int | None = runner.model.max_model_len
+        self.tells_laws = tells_laws
         self._num_computed: dict[str, int] = {}
         self._offers: dict[str, list[int]] = {}
+        self._laws: dict[str, list[Tensor]] = {}
         self._has_run = False
 
     def start(self, request: Request) -> None:
@@ -61,13 +69,20 @@ class DraftModelProposer:
         if not self._has_run:  # a plain step; what is missing is caught up when drafts are asked for
             return Drafts.empty(len(plan))
         offers = self._offers = {}
+        self._laws = {}
         rows = self._catch_up(plan, offers)
         depth = 1
         while rows:
             rows = [row for row in rows if row.max_drafts > depth]
             self._draft(rows, [[offers[row.request.request_id][-1]] for row in rows], offers)
             depth += 1
-        return Drafts.of((tuple(offers.get(row.request.request_id, ())) for row in plan), self.name)
+        return Drafts(tuple(self._offer(row.request.request_id) for row in plan))
+
+    def _offer(self, request_id: str) -> Offer:
+        if request_id not in self._offers:
+            return NO_OFFER
+        laws = torch.stack(self._laws[request_id]) if self.tells_laws else None
+        return Offer(tuple(self._offers[request_id]), self.name, laws=laws)
 
     def _reach(self, row: Row) -> int:
         """Up to where the draft shall follow this row: those that may draft, and prompts; others when they may."""
@@ -117,14 +132,19 @@ class DraftModelProposer:
         for row in rows:
             offer = offers.setdefault(row.request.request_id, [])
             choices.append(Choice(row.request, row.request.num_output_tokens + len(offer), tuple(offer)))
-        token_ids, _ = choose(logits, choices)
+        if self.tells_laws:
+            token_ids, laws = draw(logits, choices)
+            for row, law in zip(rows, laws, strict=True):
+                self._laws.setdefault(row.request.request_id, []).append(law)
+        else:
+            token_ids, _ = choose(logits, choices)
         for row, token_id in zip(rows, token_ids, strict=True):
             offers[row.request.request_id].append(token_id)
 
     def observe(self, batch: Batch, verdict: Verdict, features: Tensor | None) -> None:
         """Roll back to what the target agreed to, and write down which slots hold it.
 
-        The drafts that were verified may be another proposer's: what counts is the draft's own tokens.
+        The drafts that were verified may be another proposer's or a grammar's: what counts is the draft's own tokens.
         """
         if not self._has_run:
             return

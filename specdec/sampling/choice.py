@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specdec.request import Request
 from specdec.token_counts import Ints
 
@@ -17,22 +20,29 @@ class Choice:
 
     position        0 for the first token behind the prompt
     drafts_before   drafts of this step between the committed output and this position
+    stream          which of the request's independent noises is used; 0 is the target's own
     """
 
     request: Request
     position: int
     drafts_before: tuple[int, ...] = ()
+    stream: int = 0
 
     @property
     def is_edited(self) -> bool:
         """True where scores change before the temperature is applied."""
-        return self.request.rules.edits(self.position)
+        return self.request.grammar is not None or self.request.rules.edits(self.position)
 
     @property
     def is_filtered(self) -> bool:
         """True where min_p, top_k or top_p remove tokens."""
         params = self.request.params
         return not params.is_greedy and (params.top_k > 0 or params.top_p < 1.0 or bool(params.min_p))
+
+    def grammar_mask(self) -> NDArray[np.uint8]:
+        """What the request's grammar allows here, one bit a token id."""
+        assert self.request.grammar is not None
+        return self.request.grammar.mask(self.drafts_before)
 
     def banned(self) -> Ints:
         """Ids that may not be chosen here."""

@@ -1,7 +1,7 @@
 """Processors: what changes scores before the temperature does, in place and only where ids are touched.
 
-The order is that of vLLM's V1 sampler: allowed_token_ids, bad_words, min_tokens, logit_bias, then the
-repetition, frequency and presence penalties. (Temperature, min_p, top_k and top_p follow; see `filters`.)
+The order is that of vLLM's V1 sampler: a grammar's mask, allowed_token_ids, bad_words, min_tokens, logit_bias, then
+the repetition, frequency and presence penalties. (Temperature, min_p, top_k and top_p follow; see `filters`.)
 They know rows of scores and the rules of whoever asked; nothing is remembered between calls.
 (Repetition penalty: Keskar et al. 2019, arXiv 1909.05858, section 4.1, over prompt and output.)
 """
@@ -54,10 +54,38 @@ def edit(scores: Tensor, choices: Sequence[Choice]) -> None:
     """
     assert scores.is_contiguous() and scores.shape[0] == len(choices)
     rows = [i for i, choice in enumerate(choices) if choice.is_edited]
+    guarded = _keep_grammatical(scores, choices, rows)
     _keep_allowed(scores, choices, rows)
     _ban(scores, choices, rows)
+    _let_grammars_win(scores, guarded)
     _add_bias(scores, choices, rows)
     _penalise(scores, choices, [i for i in rows if choices[i].request.counts is not None])
+
+
+def _keep_grammatical(scores: Tensor, choices: Sequence[Choice], rows: Sequence[int]) -> tuple[list[int], Tensor]:
+    """Mask rows with a grammar; return those that other rules narrow further, and what the grammar left them."""
+    masked = [i for i in rows if choices[i].request.grammar is not None]
+    if not masked:
+        return [], scores[:0]
+    bits = np.stack([choices[i].grammar_mask() for i in masked])
+    allowed = np.unpackbits(bits, axis=1, count=min(scores.shape[1], 8 * bits.shape[1]), bitorder="little")
+    is_allowed = torch.from_numpy(allowed.view(np.bool_)).to(scores.device)
+    if is_allowed.shape[1] < scores.shape[1]:  # ids the tokenizer does not have
+        is_allowed = torch.nn.functional.pad(is_allowed, (0, scores.shape[1] - is_allowed.shape[1]))
+    index = torch.tensor(masked, device=scores.device)
+    scores[index] = scores[index].masked_fill_(~is_allowed, _NEVER)
+    guarded = [i for i in masked if (r := choices[i].request.rules).bans or r.allowed is not None]
+    return guarded, scores[torch.tensor(guarded, dtype=torch.int64, device=scores.device)]
+
+
+def _let_grammars_win(scores: Tensor, guarded: tuple[list[int], Tensor]) -> None:
+    """Where other rules left nothing of what the grammar allows, they are dropped for that token."""
+    rows, before = guarded
+    if not rows:
+        return
+    index = torch.tensor(rows, device=scores.device)
+    is_empty = scores[index].amax(dim=1) == _NEVER
+    scores[index[is_empty]] = before[is_empty]
 
 
 def _keep_allowed(scores: Tensor, choices: Sequence[Choice], rows: Sequence[int]) -> None:

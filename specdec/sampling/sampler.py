@@ -24,6 +24,10 @@ _MOST_LISTED = 512
 """A shortlist longer than this costs more to draw noise for, token by token, than its whole row does."""
 
 
+_STREAM_BITS = 48
+"""Positions stay far below 2**48, so the noises of two streams never meet."""
+
+
 @torch.inference_mode()
 def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[bool]]:
     """Choose one token for every row of scores.
@@ -104,15 +108,16 @@ def _limits(scores: Tensor, choices: Sequence[Choice]) -> Limits:
 def _sample(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
     """Over whole rows: logits [R, V] -> token ids and whether finite, [R]."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    seeds, positions = _streams(choices, logits.device)
+    seeds, positions = streams(choices, logits.device)
     temperatures = [c.request.params.temperature for c in choices]
     return sample(logits, seeds, positions, torch.tensor(temperatures, dtype=dtype, device=logits.device))
 
 
-def _streams(choices: Sequence[Choice], device: torch.device) -> tuple[Tensor, Tensor]:
+def streams(choices: Sequence[Choice], device: torch.device) -> tuple[Tensor, Tensor]:
     """Seed and position of every row's noise, [R] each."""
     seeds = torch.tensor([c.request.noise_seed for c in choices], dtype=torch.int64, device=device)
-    return seeds, torch.tensor([c.position for c in choices], dtype=torch.int64, device=device)
+    positions = [c.position + (c.stream << _STREAM_BITS) for c in choices]
+    return seeds, torch.tensor(positions, dtype=torch.int64, device=device)
 
 
 def _choose_processed(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
@@ -152,7 +157,7 @@ def _sample_listed(short: Shortlist, limits: Limits, choices: Sequence[Choice]) 
     keep = short.keep.masked_fill(~short.is_complete, 0)
     is_kept = torch.arange(scores.shape[1], device=scores.device) < keep[:, None]
     rows, places = torch.nonzero(is_kept, as_tuple=True)
-    seeds, positions = _streams(choices, scores.device)
+    seeds, positions = streams(choices, scores.device)
     g = noise_of(seeds[rows], positions[rows], ids[rows, places], scores.dtype)
     noisy = torch.full_like(scores, float("-inf"))
     noisy[rows, places] = scores[rows, places] / limits.temperature[rows] + g

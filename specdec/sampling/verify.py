@@ -11,38 +11,57 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specdec.batch import Batch, Row, Verdict
+from specdec.batch import Batch, Drafts, Row, Verdict
 from specdec.logprobs import TokenLogprob
 from specdec.sampling.choice import Choice
 from specdec.sampling.logprobs import describe, describe_chosen
+from specdec.sampling.rejection import Case, judge
 from specdec.sampling.sampler import choose
 
 
-def verify(batch: Batch, logits: Tensor) -> Verdict:
+def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdict:
     """Judge every row's drafts at once.
 
     logits   [L, V]   L = sum of row.num_logits; row i of a run saw the drafts before it
+    drafts   the offers the rows' drafts come from; where they tell the law of their draws, rejection judges
     """
     prompt_logprobs, logits = _judge_prompts(batch, logits)
-    choices = [choice for row in batch for choice in _choices(row)]
+    choices: list[Choice] = []
+    places: list[int] = []
+    for row in batch:
+        places.append(len(choices))
+        choices += _choices(row)
     chosen, is_finite = choose(logits, choices)
+    judged = _judged(batch, drafts, places)
+    kept = dict(zip(judged, judge(list(judged.values()), logits, choices, chosen), strict=True)) if judged else {}
     token_ids: list[tuple[int, ...]] = []
     failed: list[bool] = []
-    places: list[int] = []
-    place = 0
-    for row in batch:
-        span = slice(place, place + row.num_choices)
-        kept = _agreed(row, chosen[span])
-        token_ids.append(kept)
-        failed.append(not all(is_finite[span][: len(kept)]))
-        places.append(place)
-        place += row.num_choices
+    for index, (row, place, end) in enumerate(zip(batch, places, [*places[1:], len(choices)], strict=True)):
+        token_ids.append(kept[index] if index in kept else _agreed(row, chosen[place:end]))
+        failed.append(not all(is_finite[place : place + len(token_ids[-1])]))
     logprobs = _logprobs(batch, logits, choices, token_ids, places)
     return Verdict(tuple(token_ids), tuple(failed), logprobs, prompt_logprobs)
 
 
+def _judged(batch: Batch, drafts: Drafts | None, places: list[int]) -> dict[int, Case]:
+    """The rows that rejection judges, by number; a request without noise needs no law."""
+    if drafts is None:
+        return {}
+    cases: dict[int, Case] = {}
+    for index, (row, offer, place) in enumerate(zip(batch, drafts, places, strict=True)):
+        if offer.laws is None or not row.chooses or row.request.params.is_greedy:
+            continue
+        size = len(row.draft_token_ids)
+        laws = offer.laws if size == len(offer.token_ids) else offer.laws[:size]
+        if len(laws):
+            cases[index] = Case(row, place, laws)
+    return cases
+
+
 def _choices(row: Row) -> list[Choice]:
     drafts = row.draft_token_ids
+    if not drafts:  # nearly every row of plain decoding
+        return [Choice(row.request, row.request.num_output_tokens)] if row.chooses else []
     return [Choice(row.request, row.request.num_output_tokens + i, drafts[:i]) for i in range(row.num_choices)]
 
 

@@ -22,6 +22,7 @@ from specdec.errors import SpecdecError
 from specdec.server.flags import model_name, parse_config, parse_flags, parse_options
 from specdec.server.options import ServerOptions
 from specdec.server.startup import LoadingApp
+from specdec.threads import prepare_environment
 
 if TYPE_CHECKING:
     from specdec.async_engine import AsyncEngine
@@ -94,6 +95,7 @@ def make_server(load: Callable[[], FastAPI], options: ServerOptions, host: str, 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Start the server and stay until it is told to stop."""
+    prepare_environment(os.environ)
     args = parse_flags(argv, os.environ)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:

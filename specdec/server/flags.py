@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec.config import DTYPES, EngineConfig, SpeculativeConfig
+from specdec.config import DTYPES, QUANTIZATIONS, EngineConfig, SpeculativeConfig
 from specdec.errors import InvalidRequestError
 from specdec.server.options import ServerOptions
 
@@ -22,6 +22,7 @@ PREFIX = "SPECDEC_"
 _ENGINE_FLAGS = (
     "dtype", "device", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory",
     "num_kv_blocks", "gpu_memory_utilization", "enable_prefix_caching", "seed",
+    "quantization", "num_threads",
 )  # fmt: skip
 _OPTION_FLAGS = (
     "max_body_bytes", "body_timeout_seconds", "max_waiting", "max_requests_per_key", "log_prompts",
@@ -75,6 +76,8 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--speculative-trace", metavar="PATH", help="append the controller's decisions, a JSON line a step")
     add("--speculative-config", type=json.loads, default={}, metavar="JSON", help="fields of SpeculativeConfig")
     add("--dtype", choices=DTYPES, default="auto", help="precision of weights and cache")
+    add("--quantization", choices=QUANTIZATIONS, default="none", help="bits of weights (and inputs: a8) on CPU")
+    add("--num-threads", type=int, help="threads of the CPU kernels; default: one a core the process may use")
     add("--device", default="auto", help="where the models run")
     add("--max-model-len", type=int, help="most tokens of a request, prompt and output together")
     add("--seed", type=int, default=0, help="seeds the requests that bring no seed")
@@ -83,7 +86,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
 def _add_cache_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("batching and cache").add_argument
     add("--max-num-seqs", type=int, default=64, help="most requests that run at once")
-    add("--max-num-batched-tokens", type=int, default=512, help="most tokens of a step")
+    add("--max-num-batched-tokens", type=int, help="most tokens of a step; default: 256 on CPU, else 512")
     add("--block-size", type=int, default=16, help="tokens a cache block holds")
     add("--kv-cache-memory", type=int, metavar="BYTES", help="cache of target and draft together")
     add("--num-kv-blocks", type=int, help="exact size of the cache instead")

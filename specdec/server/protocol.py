@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from specdec.errors import InvalidRequestError
 from specdec.sampling_params import MAX_LOGPROBS, SamplingParams
+from specdec.server.structured import read_shape
 from specdec.server.tools import Tools, read_calls, read_tools
 
 B = TypeVar("B", bound=BaseModel)
@@ -83,6 +84,12 @@ class GenerationBody(BaseModel):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: Any = None
+    response_format: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_whitespace_pattern: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
     stream: bool | None = None
@@ -110,10 +117,11 @@ class GenerationBody(BaseModel):
             given["logit_bias"] = _token_keys(self.logit_bias)
         if self.speculative is not None:
             given["speculative"] = self.speculative.model_dump(exclude_none=True)
+        given["structured_outputs"] = read_shape(self.__dict__)
         return SamplingParams(**{**given, **self.special_params()})
 
     # Fields that are called like a sampling parameter but do not mean it as they stand.
-    own_meaning: ClassVar[frozenset[str]] = frozenset({"speculative", "logit_bias"})
+    own_meaning: ClassVar[frozenset[str]] = frozenset({"speculative", "logit_bias", "structured_outputs"})
 
     def special_params(self) -> dict[str, Any]:
         """Sampling parameters whose field differs between the endpoints; an endpoint without any has none."""
@@ -133,7 +141,6 @@ class CompletionBody(GenerationBody):
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "suffix": ("",),
-        "response_format": ({"type": "text"},),
         "prompt_logprobs": (),
     }
     own_meaning: ClassVar[frozenset[str]] = GenerationBody.own_meaning | {"prompt_logprobs"}
@@ -144,7 +151,6 @@ class CompletionBody(GenerationBody):
     best_of: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    response_format: Any = None
 
     def special_params(self) -> dict[str, Any]:
         """Completions stop after 16 tokens unless told otherwise."""
@@ -167,7 +173,6 @@ class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
     neutral: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "response_format": ({"type": "text"},),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "modalities": (["text"],),
@@ -179,7 +184,6 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: Any = None
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None

@@ -20,6 +20,7 @@ from specdec.async_engine import AsyncEngine
 from specdec.errors import InvalidRequestError
 from specdec.metrics import Metrics
 from specdec.request import Request as EngineRequest
+from specdec.sampling_params import SamplingParams
 from specdec.server.admission import Admission
 from specdec.server.body import parse_object
 from specdec.server.errors import HTTPError, as_http_error, error_body
@@ -28,6 +29,7 @@ from specdec.server.options import ServerOptions
 from specdec.server.protocol import ChatBody, CompletionBody, GenerationBody, read_body, read_messages, read_prompts
 from specdec.server.replies import ChatShape, CompletionShape, Extras, Replies, Shape
 from specdec.server.streaming import DONE, EventStream, event, watch_client
+from specdec.server.structured import naming, shape_field
 from specdec.server.token_text import TokenText
 from specdec.server.tools import Tools, check_template, in_words, knows_calls
 from specdec.tokenizer import Tokenizer
@@ -55,10 +57,12 @@ class Serving:
         self.options = options
         self.admission = Admission(engine, options.max_waiting, options.max_requests_per_key)
         self.metrics = Metrics(engine.engine)
+        engine.engine.grammars.prepare()
         inner = engine.engine.target.model.tokenizer
         self.tokenizer = Tokenizer(inner) if inner is not None else None
         self._words = TokenText(self.tokenizer) if self.tokenizer is not None else None
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="specdec-text")
+        self._compiler = ThreadPoolExecutor(2, thread_name_prefix="specdec-grammar")
         self._logged_fields: set[str] = set()
 
     # ------------------------------------------------------------------ endpoints
@@ -71,6 +75,7 @@ class Serving:
         params = body.sampling_params()
         given = read_prompts(body.prompt)
         self.admission.check_room(len(given) * params.n, request.state.key)
+        await self._compile(body, params)
         prompts = await self.encode(given)
         choices = make_choices(
             self.engine, self.tokenizer, prompts, params, cache_salt=body.cache_salt, echo=bool(body.echo)
@@ -87,6 +92,7 @@ class Serving:
         params = body.sampling_params()
         self.admission.check_room(params.n, request.state.key)
         tools = body.read_tools()
+        await self._compile(body, params)
         prompt = await self.encode_chat(read_messages(body.messages), tools)
         try:
             choices = make_choices(self.engine, self.tokenizer, [prompt], params, cache_salt=body.cache_salt)
@@ -152,6 +158,15 @@ class Serving:
             )
         tokenizer = cast("Tokenizer", self.tokenizer)
         return await self.offload(sum(map(len, texts)), encode_all)
+
+    async def _compile(self, body: GenerationBody, params: SamplingParams) -> None:
+        """Compile a grammar beside the event loop and the steps; making the requests then finds it ready."""
+        if params.structured_outputs is None:
+            return
+        compile_it = self.engine.engine.grammars.compile
+        with naming(shape_field(body.__dict__)):
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._compiler, compile_it, params.structured_outputs_params)
 
     async def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Tools | None = None) -> list[int]:
         """Token ids of a conversation; tools are told as the model's template does, or in our words."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evals import overhead, report, results, speedup
+from evals import agreement, overhead, profile, report, results, speedup
 
 
 def speedup_arguments(toy: str, out: Path) -> list[str]:
@@ -141,3 +141,19 @@ def test_report_refuses_to_mix_settings(tmp_path: Path, toy: str, capsys: pytest
     assert speedup.main(base) == speedup.main([*base, "--max-tokens", "3"]) == 0
     assert report.main([str(out), "--out", str(tmp_path / "report")]) == 2
     assert "differ in settings" in capsys.readouterr().err
+
+
+def test_profile_and_agreement(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "profile.jsonl"
+    options = ["--target", toy, "--out", str(out), "--quantization", "int8-a8"]
+    assert profile.main([*options, "--rows", "1,2", "--steps", "4", "--context", "20"]) == 0
+    machine, *cases = results.read(out)
+    assert machine["bytes_per_second"] > 0 and [case["rows"] for case in cases] == [1, 2]
+    for case in cases:
+        assert set(case["forward"]) == {"elementwise", "linears", "attention", "head"}
+        assert sum(case["forward"].values()) > 0 and case["limit"] == max(case["memory"], case["arithmetic"]) > 0
+    assert agreement.main([*options, "--num-prompts", "1", "--max-tokens", "4"]) == 0
+    plain, rounded = [r for r in results.read(out) if r["kind"] == "agreement.candidate"]
+    assert 0 <= plain["kl_mean"] < rounded["kl_mean"] < 0.2 and rounded["top1_sure"] > 0.9
+    assert agreement.main([*options, "--num-prompts", "1", "--max-tokens", "4", "--at-least", "1.01"]) == 1
+    assert "int8-a8" in capsys.readouterr().out

@@ -6,7 +6,7 @@ from kernel_oracles import assert_as_good_as, assert_rows_do_not_notice_each_oth
 from torch.nn import functional as F
 
 from specdec.kernels import native
-from specdec.kernels.linear import groups, linear, pack, pack_groups, reference
+from specdec.kernels.linear import Quantization, groups, linear, pack, pack_groups, reference
 
 SHAPES = [(1, 1), (32, 16), (33, 17), (31, 300), (96, 257), (160, 576)]  # N, K
 DTYPES = [torch.float32, torch.bfloat16]
@@ -84,6 +84,60 @@ def test_weights_from_codes_are_held_as_codes_with_the_bits_of_float32(shape: tu
     assert packed is not None and packed.data.nbytes <= pack(weight).data.nbytes * (0.17 if num_bits == 4 else 0.28)
     assert torch.equal(linear(x, packed), linear(x, pack(weight, bias)))
     assert torch.equal(linear(x[:1], packed), linear(x, packed)[:1])
+
+
+@needs_native
+@pytest.mark.parametrize("num_bits", [4, 8])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 32), (33, 96), (160, 576)])
+def test_rounded_inputs_give_the_product_of_what_was_rounded(
+    shape: tuple[int, int], num_bits: int, dtype: torch.dtype
+) -> None:
+    """Integer products are exact, so only the sums over groups round: as good as PyTorch on the rounded operands."""
+    weight, bias, x = make(*shape, dtype, 20)
+    x[3] = 0
+    packed = pack_groups(weight, bias, Quantization(num_bits, rounds_inputs=True), dtype)
+    found = groups.to_groups(weight, num_bits)
+    assert packed is not None and found is not None and found.num_bits == num_bits
+    rounded, codes = groups.round_inputs(x), groups.decode(found)
+    oracle = F.linear(rounded.double(), codes.double(), bias.double())
+    same = F.linear(rounded, codes, bias.float()).to(dtype)
+    assert_as_good_as(linear(x, packed), same, oracle, floor=1e-4 if dtype == torch.float32 else 1e-3)
+    assert_rows_do_not_notice_each_other(lambda rows: linear(rows, packed), x)
+    kept = F.linear(x.double(), codes.double(), bias.double())
+    assert (oracle - kept).abs().mean() < 0.01 * kept.abs().mean(), "bytes keep two digits of the inputs"
+    assert (oracle - kept).abs().max() > 1e-4, "the check can tell rounded inputs from whole ones"
+
+
+@needs_native
+def test_a_row_that_is_no_number_stays_none_and_leaves_the_others_alone() -> None:
+    weight, _, x = make(33, 96, torch.float32, 9)
+    packed = pack_groups(weight, None, Quantization(4, rounds_inputs=True))
+    assert packed is not None
+    whole = linear(x, packed)
+    x[2, 40], x[7, 0] = float("nan"), float("inf")
+    broken = linear(x, packed)
+    assert broken[2].isnan().all() and broken[7].isnan().all()
+    assert all(torch.equal(broken[i], whole[i]) for i in (0, 1, 3, 4, 5, 6, 8))
+
+
+@pytest.mark.parametrize("num_bits", [4, 8])
+def test_rounding_moves_no_weight_by_more_than_half_a_step(num_bits: int) -> None:
+    weight = make(20, 96, torch.float32, 1)[0]
+    found = groups.to_groups(weight, num_bits)
+    assert found is not None
+    step = found.d.float().repeat_interleave(32, 1)
+    slack = 0.02 * step + 1e-3 * weight.abs()  # scales and least values are halves
+    assert ((groups.decode(found) - weight).abs() <= step / 2 + slack).all()
+    assert groups.to_groups(torch.randn(3, 40), num_bits) is None
+
+
+def test_codes_that_are_wider_than_asked_for_are_rounded_and_narrower_ones_kept() -> None:
+    eight, four = from_codes(4, 64, 8), from_codes(4, 64, 4)
+    for weight, asked, given, is_kept in ((eight, 4, 4, False), (eight, 8, 8, True), (four, 8, 4, True)):
+        found = groups.to_groups(weight, asked)
+        assert found is not None and found.num_bits == given
+        assert torch.equal(groups.decode(found), weight) == is_kept
 
 
 def test_other_weights_are_not_taken_for_codes() -> None:

@@ -16,6 +16,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from specdec.kernels.linear import Quantization
 from specdec.kernels.llama_forward import (
     LayerWeights,
     LlamaShape,
@@ -191,8 +192,8 @@ def test_weights_decoded_from_codes_give_the_same_bits_as_codes() -> None:
                 grouped.copy_((grouped / d).round().clamp(-127, 127) * d)
     weights = weights_of(model)
     logits = []
-    for keep_groups in (True, False):
-        packed = pack_llama(weights, torch.float32, keep_groups)
+    for quantization in (Quantization(8), None):
+        packed = pack_llama(weights, torch.float32, quantization)
         rows = Rows(prompts(30))
         logits.append(llama_forward(packed, rows.step([(0, 0, 30)]), rows.caches)[0])
     assert packed.head.dtype == torch.float32 and torch.equal(*logits)

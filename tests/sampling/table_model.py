@@ -104,12 +104,15 @@ def table_engine(
     rows: int = 512,
     num_blocks: int = 4096,
     budget: int | None = None,
+    tells_laws: bool = False,
 ) -> Engine:
     """A real engine on a table; a TableModel as proposer drafts as a second model does."""
     pool = BlockPool(num_blocks, BLOCK_SIZE)
     if isinstance(proposer, TableModel):
         runner = cast(ModelRunner, proposer)
-        proposer = DraftModelProposer(runner, pool, vocab_size=target.table.shape[-1], max_catch_up=2**16)
+        proposer = DraftModelProposer(
+            runner, pool, vocab_size=target.table.shape[-1], max_catch_up=2**16, tells_laws=tells_laws
+        )
     proposer = proposer if k and proposer is not None else NoDrafts()
     config = SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=budget or rows * (k + 4))
     controller = FixedLength(k, proposer.max_draft_position)

@@ -120,12 +120,7 @@ def test_neutral_and_extreme_values_are_served(fields: dict[str, Any]) -> None:
 
 
 def test_what_is_not_built_is_refused_not_ignored() -> None:
-    chat = [
-        {"functions": [{"name": "f"}]},
-        {"response_format": {"type": "json_object"}},
-        {"top_logprobs": 2},
-        {"audio": {}},
-    ]
+    chat = [{"functions": [{"name": "f"}]}, {"top_logprobs": 2}, {"audio": {}}]
     completion: list[dict[str, Any]] = [{"suffix": "x"}]
     completion += [{"best_of": 3}, {"prompt_logprobs": 1}]
 

@@ -148,6 +148,10 @@ def test_a_conversation_with_calls_and_their_results_goes_on() -> None:
         ("tool_choice", {"tools": [WEATHER], "tool_choice": "weather"}),
         ("tool_choice", {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "clock"}}}),
         ("tool_choice", {"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}),
+        (
+            "tool_choice",
+            {"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}},
+        ),
         ("functions", {"functions": [{"name": "weather"}]}),
         ("messages", {"messages": [*ASK, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}),
         (

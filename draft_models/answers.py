@@ -1,0 +1,74 @@
+"""Answers: prompts that have none are given the target's own, by our own engine.
+
+It knows prompts and the engine's public face. What is done is on disk at once, so an interrupt loses one batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from draft_models.corpus import prompt_ids
+from specdec import LLM, SamplingParams
+
+TEMPERATURES = (0.0, 0.7, 0.0, 1.0)  # half greedy, the rest sampled, in turn
+BATCH = 64  # prompts given to the engine at once
+
+
+def complete(
+    records: Sequence[dict[str, Any]],
+    target: str,
+    path: Path,
+    max_tokens: int = 256,
+    temperatures: Sequence[float] = TEMPERATURES,
+) -> list[dict[str, Any]]:
+    """Every record with an answer; those that lack one get it from the target.
+
+    path           JSON lines of the answers generated so far; read first, then appended to
+    temperatures   taken in turn; sampled answers use top_p 0.95 in the mixture and 1 where only one is asked for
+    """
+    done = _read(path)
+    missing = [r for r in records if "response" not in r and "response_ids" not in r and _key(r) not in done]
+    if missing:
+        done |= _generate(missing, target, path, max_tokens, temperatures)
+    return [r if "response" in r or "response_ids" in r else done[_key(r)] for r in records]
+
+
+def _generate(
+    records: Sequence[dict[str, Any]], target: str, path: Path, max_tokens: int, mixture: Sequence[float]
+) -> dict[str, dict[str, Any]]:
+    llm = LLM(target, draft="ngram")
+    if llm.tokenizer is None:
+        raise ValueError(f"{target} has no tokenizer; give data with answers")
+    inner, found = llm.engine.target.model.tokenizer, {}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for at in range(0, len(records), BATCH):
+        part = records[at : at + BATCH]
+        temperatures = [mixture[(at + i) % len(mixture)] for i in range(len(part))]
+        params = [
+            SamplingParams(
+                temperature=t, top_p=0.95 if t and len(mixture) > 1 else 1.0, max_tokens=max_tokens, seed=at + i
+            )
+            for i, t in enumerate(temperatures)
+        ]
+        outputs = llm.generate([prompt_ids(inner, r["prompt"]) for r in part], params)
+        with path.open("a", encoding="utf-8") as file:
+            for record, temperature, output in zip(part, temperatures, outputs, strict=True):
+                ids = list(output.outputs[0].token_ids)
+                answered = {**record, "temperature": temperature, "response_ids": ids}
+                found[_key(record)] = answered
+                file.write(json.dumps(answered) + "\n")
+    return found
+
+
+def _key(record: dict[str, Any]) -> str:
+    return str(record["prompt"])
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return {_key(record): record for record in records}

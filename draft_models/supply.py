@@ -1,0 +1,68 @@
+"""Supply: which shard of examples is trained on next, and its features, computed here or read from a folder.
+
+It knows the order of the data and what was seen; another process may fill the folder ahead of it
+(`python -m draft_models.features`). It does not know heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from draft_models.corpus import Example
+from draft_models.features import FeatureTap, Sample, Shards, compute
+
+
+@dataclass(slots=True)
+class Supply:
+    """Examples in shards of `shard_size`, each visited up to `epochs` times.
+
+    visits   how often each shard was trained on
+    folder   where features are kept; None computes them anew each time
+    """
+
+    examples: Sequence[Example]
+    tap: FeatureTap
+    epochs: int
+    folder: Path | None = None
+    shard_size: int = 32
+    visits: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the whole data."""
+        return -(-len(self.examples) // self.shard_size)
+
+    def next_shard(self) -> int | None:
+        """The least visited shard at hand, the lowest of equals; what was never computed comes when all else is done.
+
+        So a run that is faster than its features repeats what it has instead of waiting for the rest.
+        """
+        at_hand = self._at_hand()
+        open_ones = [i for i in at_hand if self.visits.get(i, 0) < self.epochs]
+        if open_ones:
+            return min(open_ones, key=lambda i: (self.visits.get(i, 0), i))
+        missing = (i for i in range(self.num_shards) if i not in at_hand)
+        return next(missing, None)
+
+    def _at_hand(self) -> set[int]:
+        if self.folder is None:
+            return set(range(self.num_shards))
+        return {int(path.stem.split("-")[1]) for path in Shards(self.folder).names()} & set(range(self.num_shards))
+
+    def samples(self, shard: int) -> list[Sample]:
+        """The samples of a shard; computed ones are kept where there is a folder."""
+        if self.folder is not None:
+            store = Shards(self.folder)
+            path = store.path(shard)
+            if path.exists():
+                return store.read(path)
+        found = list(compute(self.tap, self.examples[shard * self.shard_size : (shard + 1) * self.shard_size]))
+        if self.folder is not None:
+            store.write(shard, found)
+        return found
+
+    def visited(self, shard: int) -> None:
+        """Note that a shard was trained on."""
+        self.visits[shard] = self.visits.get(shard, 0) + 1

@@ -1,0 +1,170 @@
+"""python -m draft_models.train: from prompts (and answers) to a draft an engine can load.
+
+It knows flags and the order of the stages; each stage is a module of its own. Run it again with the same --out
+and it continues; `accelerate launch -m draft_models.train …` runs it on several devices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from draft_models import answers, corpus, provenance, start
+from draft_models.features import FeatureTap, Sample, describe
+from draft_models.recipes import Eagle3, TinyLlama
+from draft_models.supply import Supply
+from draft_models.target import Target, load_target
+from draft_models.training import Settings, Trainer
+
+logger = logging.getLogger("draft_models")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags; their defaults made the draft that ships."""
+    flags = argparse.ArgumentParser(prog="python -m draft_models.train", description=__doc__)
+    add = flags.add_argument
+    add("--target", default="smollm2-135m", help="alias, directory, .gguf file or hub id")
+    add("--data", type=Path, required=True, help="JSON lines with `prompt` and, where known, `response`")
+    add("--method", choices=("eagle3", "llama"), default="eagle3")
+    add("--out", type=Path, required=True, help="folder of the checkpoint and of the state that resumes it")
+    add("--features", type=Path, help="folder that keeps the target's features between epochs and runs")
+    add("--feature-layers", type=_ids, help="entry layers a head reads, as 2,15,30; default: 2, half, all")
+    add("--stored-layers", type=_ids, help="entry layers kept in --features; default: those a head reads")
+    add("--draft-vocab-size", type=int, default=8192)
+    add("--num-layers", type=int, default=2, help="layers of --method llama")
+    add("--max-length", type=int, default=576, help="tokens of a prompt with its answer")
+    add("--answer-length", type=int, default=256, help="tokens at which answers of the data were cut")
+    add("--epochs", type=int, default=3)
+    add("--rows", type=int, help="answer tokens to train on in all; default: --epochs times the data")
+    add("--fit-shards", type=int, default=8, help="shards of 32 examples the start of a head is solved from")
+    add("--minutes", type=float, help="stop (and save) after this long; run again to continue")
+    add("--batch-rows", type=int, default=1024)
+    add("--unroll", type=int, default=3, help="steps of the training-time test (1 for --method llama)")
+    add("--muon-rate", type=float, default=0.02)
+    add("--adam-rate", type=float, default=3e-4)
+    add("--heldout-percent", type=float, default=1.0)
+    add("--heldout-most", type=int, default=16, help="held-out examples measured while training")
+    add("--every", type=float, default=240.0, help="seconds between two measures")
+    add("--seed", type=int, default=0)
+    return flags
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Examples of a run, encoded, in the order they are trained on."""
+
+    training: list[corpus.Example]
+    heldout: list[corpus.Example]
+
+
+def read_data(args: argparse.Namespace, target: Target) -> Data:
+    """Read, complete, split and encode; the split and the order depend on the prompts and the seed alone."""
+    records = answers.complete(
+        corpus.read_records(args.data), args.target, args.out / "answers.jsonl", args.answer_length
+    )
+    training, heldout = corpus.split(records, args.heldout_percent)
+    if not training or not heldout:
+        raise ValueError(f"--heldout-percent {args.heldout_percent} leaves {len(training)} and {len(heldout)} examples")
+    eos = target.tokenizer.eos_token_id
+
+    def encode(record: dict[str, Any]) -> corpus.Example:
+        return corpus.encode(record, target.tokenizer, eos, args.max_length, args.answer_length)
+
+    return Data([encode(r) for r in corpus.shuffled(training, args.seed)], [encode(r) for r in heldout])
+
+
+def layers_of(args: argparse.Namespace, target: Target) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Entry layers the head reads, and those stored: the last entry, which gives the target's law, is one."""
+    num_layers = target.config.num_hidden_layers
+    layers = args.feature_layers or tuple(sorted({min(2, num_layers // 2), num_layers // 2, num_layers}))
+    if list(layers) != sorted(layers):
+        raise ValueError(f"--feature-layers is {layers}; columns of fc stand in ascending order")
+    stored = args.stored_layers or tuple(sorted({*layers, num_layers}))
+    if not set(layers) <= set(stored) or stored[-1] != num_layers:
+        raise ValueError(f"--stored-layers is {stored}; it must hold {layers} and end with {num_layers}")
+    return layers, stored
+
+
+def build_recipe(args: argparse.Namespace, target: Target, data: Data, layers: Sequence[Any]) -> Eagle3 | TinyLlama:
+    """A fresh draft of the chosen kind."""
+    torch.manual_seed(args.seed)
+    if args.method == "llama":
+        return TinyLlama.fresh(target, args.num_layers)
+    eos = target.tokenizer.eos_token_id
+    size = min(args.draft_vocab_size, target.embedding.shape[0])
+    return Eagle3.fresh(target, corpus.frequent_ids(data.training, size, [eos]), *layers)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    args = parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    began = time.monotonic()
+    device = Accelerator().device
+    target = load_target(args.target, device)
+    data = read_data(args, target)
+    layers, stored = layers_of(args, target)
+    tap = FeatureTap(target.model, stored)
+    if args.features is not None:
+        describe(args.features, stored, data=corpus.file_hash(args.data), seed=args.seed, max_tokens=args.max_length)
+    heldout = _heldout(args, data, tap)
+    recipe = build_recipe(args, target, data, (layers, stored)).to(device)
+    supply = Supply(data.training, tap, args.epochs, args.features)
+    settings = _settings(args, data)
+    if isinstance(recipe, Eagle3):
+        settings = replace(settings, fc_scale=1.0 / _begin(args, recipe, target, supply))
+    trainer = Trainer(recipe, supply, heldout, settings, args.out)
+    logger.info("%d examples, %d held out; %d rows to go through", len(data.training), len(data.heldout), settings.rows)
+    trainer.run(None if args.minutes is None else began + 60 * args.minutes)
+    if trainer.accelerator.is_main_process:
+        provenance.record(
+            args.out, arguments=vars(args), data_sha256=corpus.file_hash(args.data), target_sha256=target.base,
+            rows=trainer.progress.rows, distinct_shards=len(trainer.supply.visits),
+            hours=round(trainer.progress.seconds / 3600, 3),
+        )  # fmt: skip
+
+
+def _heldout(args: argparse.Namespace, data: Data, tap: FeatureTap) -> list[Sample]:
+    """Held-out samples; kept where features are."""
+    folder = None if args.features is None else args.features / f"heldout-{args.heldout_percent:g}-{args.heldout_most}"
+    most = args.heldout_most
+    return Supply(data.heldout[:most], tap, 1, folder, shard_size=most).samples(0)
+
+
+def _begin(args: argparse.Namespace, recipe: Eagle3, target: Target, supply: Supply) -> float:
+    """Solve the start of a fresh head; the size of its features either way."""
+    resumes = (args.out / "state.pt").exists()
+    shards = range(1 if resumes else min(args.fit_shards, supply.num_shards))
+    samples = [sample for shard in shards for sample in supply.samples(shard)]
+    if resumes:
+        return start.feature_size(samples, recipe.picks, recipe.head.config.hidden_size)
+    return start.fit(recipe.head, target, samples, recipe.picks)
+
+
+def _settings(args: argparse.Namespace, data: Data) -> Settings:
+    whole = sum(max(0, len(e.ids) - 1 - e.answer_start) for e in data.training)
+    return Settings(
+        rows=args.rows or args.epochs * whole,
+        batch_rows=args.batch_rows,
+        unroll=1 if args.method == "llama" else args.unroll,
+        muon_rate=args.muon_rate,
+        adam_rate=args.adam_rate,
+        every_seconds=args.every,
+        seed=args.seed,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Training end to end on a toy, from prompts without answers to a checkpoint; its parts beside it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from draft_models import corpus, optim, start
+from draft_models.features import FeatureTap, compute
+from draft_models.recipes import Eagle3
+from draft_models.target import load_target
+from draft_models.train import main
+from tests.toys import byte_tokenizer, make_toy
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_toy(tmp_path_factory.mktemp("target"), tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "prompts.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": f"{i} plus {i + 1}?", "source": "toy"}) for i in range(24)))
+    return path
+
+
+def _flags(target: str, data: Path, out: Path, *more: str) -> list[str]:
+    return [
+        "--target", target, "--data", str(data), "--out", str(out), "--draft-vocab-size", "128", "--answer-length",
+        "32", "--heldout-percent", "20", "--batch-rows", "128", "--every", "0", "--fit-shards", "1", *more,
+    ]  # fmt: skip
+
+
+def _log(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_head_is_trained_resumed_and_recorded(target: str, data: Path, tmp_path: Path) -> None:
+    out, features = tmp_path / "out", tmp_path / "features"
+    main(_flags(target, data, out, "--epochs", "6", "--features", str(features)))
+    first = _log(out)
+    assert first[-1]["loss"] < first[0]["loss"]
+    main(_flags(target, data, out, "--epochs", "7", "--features", str(features)))
+    assert _log(out)[len(first)]["rows"] > first[-1]["rows"]
+    made_from = json.loads((out / "provenance.json").read_text())
+    assert made_from["data_sha256"] == corpus.file_hash(data) and made_from["arguments"]["data"] == "prompts.jsonl"
+    assert str(tmp_path) not in (out / "provenance.json").read_text()
+    assert (out / "model.safetensors").is_file() and json.loads((out / "config.json").read_text())["specdec"]
+
+
+def test_a_tiny_llama_is_trained_and_the_engine_drafts_with_it(target: str, data: Path, tmp_path: Path) -> None:
+    import specdec
+
+    main(_flags(target, data, tmp_path, "--method", "llama", "--num-layers", "1", "--epochs", "2"))
+    llm = specdec.LLM(target, str(tmp_path), dtype="float32", num_kv_blocks=16)
+    [out] = llm.generate([[1, 2, 3]], specdec.SamplingParams(max_tokens=8, ignore_eos=True))
+    [plain] = specdec.LLM(target, None, dtype="float32", num_kv_blocks=16).generate(
+        [[1, 2, 3]], specdec.SamplingParams(max_tokens=8, ignore_eos=True)
+    )
+    assert out.outputs[0].token_ids == plain.outputs[0].token_ids and out.stats.num_draft_tokens > 0
+
+
+@torch.no_grad()
+def test_a_fresh_head_is_the_best_linear_guess(target: str) -> None:
+    """The first step's output is fc(features) + the token's part, as regression solved them."""
+    loaded = load_target(target)
+    layers = (1, 2, 3)
+    text = [tuple((7 * i + j * j) % 256 for j in range(40)) for i in range(30)]
+    samples = list(compute(FeatureTap(loaded.model, layers), [corpus.Example(t, 4, "toy", 0.0) for t in text]))
+    recipe = Eagle3.fresh(loaded, torch.arange(128), layers, layers)
+    start.fit(recipe.head, loaded, samples, recipe.picks)
+    rows, embedded, wanted = start._rows(samples, loaded.embedding, recipe.picks, 64)
+    guess = start._solve(rows, embedded, wanted)
+    error = (rows @ guess.by_feature + embedded @ guess.by_token - wanted).square().mean()
+    from draft_models.batches import pad
+
+    batch = pad(samples)
+    out = next(recipe.head(batch, loaded.embedding, 1))[batch.valid(0)]
+    best = torch.cat([wanted])
+    assert (out - best).square().mean() < 1.5 * error < 0.5 * best.square().mean()
+
+
+def test_a_feature_layer_that_is_none_is_refused(target: str) -> None:
+    with pytest.raises(ValueError, match=r"0\.\.3"):
+        FeatureTap(load_target(target).model, (1, 9))
+
+
+def test_answers_to_one_prompt_stay_on_one_side() -> None:
+    records = [{"prompt": str(i // 4)} for i in range(400)]
+    training, heldout = corpus.split(records, 30)
+    assert heldout and not {r["prompt"] for r in training} & {r["prompt"] for r in heldout}
+
+
+def test_an_answer_that_ended_gets_its_end_and_a_long_prompt_loses_its_beginning() -> None:
+    tokenizer = byte_tokenizer()
+    whole = corpus.encode({"prompt": "ab", "response": "xyz"}, tokenizer, 257, 64, 32)
+    assert whole.ids[-4:] == (*b"xyz", 257) and whole.ids[whole.answer_start] == ord("x")
+    cut = corpus.encode({"prompt": "a" * 99, "response": "x" * 32}, tokenizer, 257, 50, 32)
+    assert len(cut.ids) == 50 and cut.ids[-32:] == tuple(b"x" * 32) and cut.answer_start == 18
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_ids_ascending() -> None:
+    example = corpus.Example((9, 9, 5, 5, 7, 3), 2, "toy", 0.0)
+    assert corpus.frequent_ids([example], 4, [257]).tolist() == [3, 5, 7, 257]
+
+
+def test_a_file_without_prompts_is_refused_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    with pytest.raises(ValueError, match="line 2"):
+        corpus.read_records(path)
+
+
+def test_muon_updates_are_orthogonal_and_the_rate_comes_down() -> None:
+    torch.manual_seed(0)
+    for shape in ((20, 50), (50, 20)):
+        singular = torch.linalg.svdvals(optim.orthogonal(torch.randn(shape)))
+        assert singular.min() > 0.6 and singular.max() < 1.3
+    rates = [optim.rate_factor(step, step / 100) for step in range(101)]
+    assert rates[0] < rates[30] == 1.0 > rates[90] > rates[100] == 0.05
+
+
+def test_progress_is_told_with_what_is_left(
+    target: str, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "draft_models"):
+        main(_flags(target, data, tmp_path, "--epochs", "1"))
+    assert "held-out mean acceptance length at k = 5" in caplog.text and "min left" in caplog.text

@@ -1,0 +1,34 @@
+"""The Triton kernels, interpreted on a CPU: a process of their own runs tests/kernels/on_device."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted(p.name for p in (ROOT / "tests/kernels/on_device").glob("test_*.py"))
+
+
+def run(name: str, *arguments: str) -> str:
+    """Run one file's tests in the interpreter; return what pytest said."""
+    command = [sys.executable, "-m", "pytest", f"tests/kernels/on_device/{name}", "-q", "--no-shares", *arguments]
+    environment = {**os.environ, "SPECDEC_KERNELS": "interpret", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_kernels_agree_with_their_twins(name: str) -> None:
+    assert re.search(r"\d+ passed", said := run(name)) and "skipped" not in said, said[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", FILES)
+def test_kernels_agree_with_their_twins_on_the_whole_grid(name: str) -> None:
+    """pytest -m slow tests/kernels/test_interpreted.py"""
+    run(name, "-m", "slow or not slow")
