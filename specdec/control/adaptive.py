@@ -65,6 +65,7 @@ class AdaptiveLength:
         self.step = 0
         self.level = 0
         self._kind = "zero"
+        self._is_plain = True
         self._shape: Shape | None = None
         self._plain_rate = 0.0
         self._room: dict[str, int] = {}
@@ -248,9 +249,10 @@ class AdaptiveLength:
 
     def admit(self, plan: Plan, drafts: Drafts) -> Batch:
         """Keep the drafts that are worth verifying; where looking is not allowed, all that were planned."""
-        offered = [(i, row, offer) for i, (row, offer) in enumerate(zip(plan, drafts, strict=True)) if offer.token_ids]
-        if not offered:
+        self._is_plain = drafts.offers.count(NO_OFFER) == len(drafts.offers)
+        if self._is_plain:
             return Batch(plan.rows)
+        offered = [(i, row, offer) for i, (row, offer) in enumerate(zip(plan, drafts, strict=True)) if offer.token_ids]
         chances = self.acceptance.chances([self._ask(row, offer) for _, row, offer in offered], self.step)
         if self.sources.looks and self._kind != "probe":
             depths: Sequence[int] = self._worthwhile(plan, np.cumprod(chances, axis=1))
@@ -290,7 +292,7 @@ class AdaptiveLength:
         """Learn what the step cost and which drafts were right."""
         totals = self.totals
         totals.num_steps += 1
-        is_plain = not any(row.draft_token_ids for row in batch)
+        is_plain = self._is_plain or not any(row.draft_token_ids for row in batch)
         totals.num_zero_steps += is_plain
         if self._kind in ("zero", "prompts") and is_plain and self.trace is None and totals.num_steps % LEARN_EVERY:
             return
