@@ -4,7 +4,7 @@ VENV   ?= .venv
 PY     := $(VENV)/bin/python
 ARGS   ?=
 
-.PHONY: serve test test-slow lint eval venv browser clean
+.PHONY: serve test test-slow gpu-test lint eval venv browser clean
 
 serve: venv
 	$(PY) serve.py $(ARGS)
@@ -14,6 +14,12 @@ test: venv lint
 
 test-slow: venv
 	$(PY) -m pytest -m slow --no-shares $(ARGS)
+
+# On a machine with a GPU: the kernels and the engine on it, then the sweep beside PyTorch's own kernels.
+gpu-test: venv
+	$(PY) -c "import torch; assert torch.cuda.is_available(), 'torch sees no CUDA or HIP device'"
+	$(PY) -m pytest -m "slow or not slow" --no-shares tests/kernels/on_device tests/test_engine.py tests/test_main_job.py
+	$(PY) -m evals.kernels --run $(ARGS)
 
 lint: venv
 	$(VENV)/bin/ruff check .

@@ -1,8 +1,10 @@
-"""The plain-PyTorch twin of `sample`, and the noise itself.
+"""The plain-PyTorch twins of `sample`, `accept` and `reject`, and the noise itself.
 
 Philox4x32-10 is from Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3". Words of 32 bits
 live in int64 tensors, masked after every step.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +14,38 @@ _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
+# The last word of a counter: draws that must not know of each other count apart.
+CHOICE_STREAM, COIN_STREAM, DRAFT_STREAM = 0, 1, 2
+
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class Judgement(NamedTuple):
+    """What `accept` says.
+
+    token_ids      [L]   what the target itself chooses at every logits row
+    num_accepted   [B]   length of the prefix of drafts that equals it
+    next_ids       [B]   the target's token behind that prefix
+    is_finite      [B]   False where a row up to there could not choose
+    """
+
+    token_ids: Tensor
+    num_accepted: Tensor
+    next_ids: Tensor
+    is_finite: Tensor
+
+
+class Rejection(NamedTuple):
+    """What `reject` says.
+
+    num_accepted   [B]   drafts kept
+    next_ids       [B]   the token behind them: of the residual, or of p where every draft was kept
+    is_finite      [B]   False where a row up to there held NaN or +inf or only -inf
+    """
+
+    num_accepted: Tensor
+    next_ids: Tensor
+    is_finite: Tensor
 
 
 def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
@@ -29,24 +62,29 @@ def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     return c0, c1, c2, c3
 
 
-def bits(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+def bits(seeds: Tensor, positions: Tensor, vocab_size: int, stream: int = CHOICE_STREAM) -> Tensor:
     """Return the random word of every token id: seeds [L] and positions [L], int64 -> [L, V] int64 in [0, 2^32)."""
     seeds, positions = seeds[:, None], positions[:, None]
     counters = torch.arange(-(-vocab_size // 4), device=seeds.device)[None, :]
-    zero = torch.zeros_like(counters)
     words = philox(
-        (counters, positions & _MASK, positions >> 32 & _MASK, zero),
+        (counters, positions & _MASK, positions >> 32 & _MASK, torch.full_like(counters, stream)),
         (seeds & _MASK, seeds >> 32 & _MASK),
     )
     return torch.stack(words, dim=-1).flatten(1)[:, :vocab_size]
 
 
-def noise(seeds: Tensor, positions: Tensor, vocab_size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def noise(
+    seeds: Tensor,
+    positions: Tensor,
+    vocab_size: int,
+    dtype: torch.dtype = torch.float32,
+    stream: int = CHOICE_STREAM,
+) -> Tensor:
     """Return Gumbel noise -log(-log1p(-u)), u = (word + 0.5) / 2^32: seeds [L], positions [L] -> [L, V].
 
     Its largest values come from small u, where floats are dense; in float32 u is kept below 1.
     """
-    return _gumbel(bits(seeds, positions, vocab_size), dtype)
+    return _gumbel(bits(seeds, positions, vocab_size, stream), dtype)
 
 
 def noise_of(seeds: Tensor, positions: Tensor, token_ids: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -58,11 +96,14 @@ def noise_of(seeds: Tensor, positions: Tensor, token_ids: Tensor, dtype: torch.d
     return _gumbel(torch.stack(words, dim=-1).gather(-1, (token_ids % 4)[:, None])[:, 0], dtype)
 
 
-def _gumbel(words: Tensor, dtype: torch.dtype) -> Tensor:
+def uniform(words: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return (word + 0.5) / 2^32, inside (0, 1) in every dtype."""
     u = (words.to(dtype) + 0.5) * 2.0**-32
-    if dtype == torch.float32:
-        u = u.clamp_max(1 - 2.0**-24)
-    return -torch.log(-torch.log1p(-u))
+    return u.clamp_max(1 - 2.0**-24) if dtype == torch.float32 else u
+
+
+def _gumbel(words: Tensor, dtype: torch.dtype) -> Tensor:
+    return -torch.log(-torch.log1p(-uniform(words, dtype)))
 
 
 def perturbed(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor) -> Tensor:
@@ -81,3 +122,82 @@ def sample(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tenso
     token_ids = (scores == top).int().argmax(dim=-1)  # the lowest of equals
     is_finite = torch.isfinite(top[:, 0]) & (logits < float("inf")).all(dim=-1)
     return token_ids * is_finite, is_finite
+
+
+def accept(
+    logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tensor, drafts: Tensor, bounds: Tensor
+) -> Judgement:
+    """As the door."""
+    token_ids, is_row_finite = sample(logits, seeds, positions, temperatures)
+    at = _Places.of(bounds, len(logits))
+    num_accepted = at.lowest(at.is_last | (token_ids != drafts))  # behind a request's last row nothing was drafted
+    first_bad = at.lowest(~is_row_finite)
+    is_finite = (first_bad > num_accepted) | (at.sizes == 0)
+    next_ids = at.take(token_ids, num_accepted).masked_fill(at.sizes == 0, 0)
+    return Judgement(token_ids, num_accepted.to(bounds.dtype), next_ids, is_finite)
+
+
+def reject(
+    scores: Tensor, draft_probs: Tensor | None, seeds: Tensor, positions: Tensor, drafts: Tensor, bounds: Tensor
+) -> Rejection:
+    """As the door."""
+    at = _Places.of(bounds, len(scores))
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    log_p = scores.log_softmax(1)
+    drafts = drafts.masked_fill(at.is_last, 0)  # not read
+    p = log_p.gather(1, drafts[:, None])[:, 0].exp()
+    q = torch.ones_like(p) if draft_probs is None else draft_probs.to(p.dtype).gather(1, drafts[:, None])[:, 0]
+    coins = uniform(bits(seeds, positions, 1, COIN_STREAM)[:, 0], p.dtype)
+    can_choose = (scores < float("inf")).all(1) & (scores > -float("inf")).any(1)
+    num_accepted = at.lowest(at.is_last | ~can_choose | ~(coins * q < p))  # u < p / q, without dividing by zero
+    log_p, drafts, is_last = (at.take(x, num_accepted) for x in (log_p, drafts, at.is_last))
+    rest = _residual(log_p, drafts, None if draft_probs is None else at.take(draft_probs, num_accepted), is_last)
+    g = noise(at.take(seeds, num_accepted), at.take(positions, num_accepted), scores.shape[1], p.dtype)
+    noisy = rest + g
+    next_ids = (noisy == noisy.amax(1, keepdim=True)).int().argmax(1)  # the lowest of equals
+    is_finite = at.take(can_choose, num_accepted) | (at.sizes == 0)
+    next_ids = next_ids.masked_fill(~is_finite | (at.sizes == 0), 0)
+    return Rejection(num_accepted.to(bounds.dtype), next_ids, is_finite)
+
+
+def _residual(log_p: Tensor, drafts: Tensor, draft_probs: Tensor | None, is_last: Tensor) -> Tensor:
+    """Logarithms of (p - q)+, [B, V]; of p behind a last draft, and where rounding left nothing of the difference."""
+    if draft_probs is None:
+        rest = log_p.scatter(1, drafts[:, None], -float("inf"))
+    else:
+        rest = (log_p.exp() - draft_probs.to(log_p.dtype)).clamp_min(0).log()
+    is_empty = ~(rest > -float("inf")).any(1)
+    return torch.where((is_last | is_empty)[:, None], log_p, rest)
+
+
+class _Places(NamedTuple):
+    """Where requests lie among logits rows.
+
+    first     [B]   a request's first row
+    sizes     [B]   how many it has
+    request   [L]   whose a row is
+    is_last   [L]   True for the last row of a request
+    """
+
+    first: Tensor
+    sizes: Tensor
+    request: Tensor
+    is_last: Tensor
+
+    @classmethod
+    def of(cls, bounds: Tensor, num_rows: int) -> "_Places":
+        first, sizes = bounds[:-1].long(), bounds.diff().long()
+        request = torch.repeat_interleave(torch.arange(len(sizes), device=bounds.device), sizes, output_size=num_rows)
+        rows = torch.arange(num_rows, device=bounds.device)
+        return cls(first, sizes, request, rows == (first + sizes - 1)[request])
+
+    def lowest(self, holds: Tensor) -> Tensor:
+        """The first row of each request, counted within it, at which something holds; else its size: [L] -> [B]."""
+        place = torch.arange(len(holds), device=holds.device) - self.first[self.request]
+        return self.sizes.scatter_reduce(0, self.request, torch.where(holds, place, self.sizes[self.request]), "amin")
+
+    def take(self, x: Tensor, place: Tensor) -> Tensor:
+        """The entry at a place within each request; any where it has no rows: x [L, ...] -> [B, ...]."""
+        if not len(x):
+            return x.new_zeros(len(place), *x.shape[1:])
+        return x[(self.first + place).clamp_max(len(x) - 1)]

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.staging import to_device
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -98,7 +100,5 @@ def _slots(table: Sequence[int], start: int, end: int, block_size: int) -> list[
 
 def _put(lists: Sequence[list[int]], dtype: type, device: torch.device) -> tuple[Tensor, ...]:
     """The lists as tensors that share one copy to the device."""
-    together = torch.from_numpy(np.array([number for numbers in lists for number in numbers], dtype))
-    if device.type != "cpu":
-        together = together.to(device, non_blocking=True)
+    together = to_device(np.array([number for numbers in lists for number in numbers], dtype), device)
     return together.split_with_sizes([len(numbers) for numbers in lists])

@@ -8,14 +8,16 @@ noise at the same output position whoever asks. It knows parameters and scores, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.accept import noise_of, sample
+from specdec.kernels.accept import accept, noise_of, sample, uses_triton
 from specdec.sampling.choice import Choice
 from specdec.sampling.filters import Limits, Shortlist, mask, shortlist
 from specdec.sampling.processors import edit
+from specdec.staging import read, to_device
 
 _CACHED_BYTES = 2**23
 """Rows are processed in blocks of this size on CPU: few enough for the caches, enough for the calls to be cheap."""
@@ -43,8 +45,7 @@ def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[b
     assert logits.ndim == 2 and logits.shape[0] == len(choices)
     plain = [i for i, choice in enumerate(choices) if not (choice.is_edited or choice.is_filtered)]
     if len(plain) == len(choices):
-        token_ids, is_finite = _sample(logits, choices)
-        return token_ids.tolist(), is_finite.tolist()
+        return _read(*_sample(logits, choices))
     token_ids = torch.zeros(len(choices), dtype=torch.int64, device=logits.device)
     is_finite = torch.zeros(len(choices), dtype=torch.bool, device=logits.device)
     for rows in blocks(logits, plain):
@@ -54,7 +55,38 @@ def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[b
     for rows in blocks(logits, [i for i in range(len(choices)) if i not in is_plain]):
         index = torch.tensor(rows, device=logits.device)
         token_ids[index], is_finite[index] = _choose_processed(take(logits, rows), [choices[i] for i in rows])
-    return token_ids.tolist(), is_finite.tolist()
+    return _read(token_ids, is_finite)
+
+
+def _read(token_ids: Tensor, is_finite: Tensor) -> tuple[list[int], list[bool]]:
+    ids, finite = read(token_ids, is_finite)
+    return ids, [bool(flag) for flag in finite]
+
+
+@torch.inference_mode()
+def judge_on_device(
+    logits: Tensor, choices: Sequence[Choice], drafts: Sequence[Sequence[int]]
+) -> tuple[list[tuple[int, ...]], list[bool]] | None:
+    """Choose and verify on the device: one pass over the scores, one transfer. None where that is not possible.
+
+    logits   [L, V]
+    drafts   [B]      of every row; L = sum of len(drafts[b]) + 1
+    returns  of every row: accepted drafts and the token behind them; whether its scores failed
+    """
+    if not choices or not uses_triton(logits) or any(c.is_edited or c.is_filtered for c in choices):
+        return None
+    device = logits.device
+    first = [0, *accumulate(len(row) + 1 for row in drafts)]
+    judged = accept(
+        logits,
+        *streams(choices, device),
+        _temperatures(logits, choices),
+        to_device([token_id for row in drafts for token_id in (*row, 0)], device, torch.int64),
+        to_device(first, device, torch.int32),
+    )
+    token_ids, num_accepted, finite = read(judged.token_ids, judged.num_accepted, judged.is_finite)
+    kept = [tuple(token_ids[i : i + num + 1]) for i, num in zip(first, num_accepted, strict=False)]
+    return kept, [not flag for flag in finite]
 
 
 def process(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
@@ -107,17 +139,18 @@ def _limits(scores: Tensor, choices: Sequence[Choice]) -> Limits:
 
 def _sample(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
     """Over whole rows: logits [R, V] -> token ids and whether finite, [R]."""
+    return sample(logits, *streams(choices, logits.device), _temperatures(logits, choices))
+
+
+def _temperatures(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
     dtype = torch.promote_types(logits.dtype, torch.float32)
-    seeds, positions = streams(choices, logits.device)
-    temperatures = [c.request.params.temperature for c in choices]
-    return sample(logits, seeds, positions, torch.tensor(temperatures, dtype=dtype, device=logits.device))
+    return to_device([c.request.params.temperature for c in choices], logits.device, dtype)
 
 
 def streams(choices: Sequence[Choice], device: torch.device) -> tuple[Tensor, Tensor]:
     """Seed and position of every row's noise, [R] each."""
-    seeds = torch.tensor([c.request.noise_seed for c in choices], dtype=torch.int64, device=device)
-    positions = [c.position + (c.stream << _STREAM_BITS) for c in choices]
-    return seeds, torch.tensor(positions, dtype=torch.int64, device=device)
+    seeds = to_device([c.request.noise_seed for c in choices], device, torch.int64)
+    return seeds, to_device([c.position + (c.stream << _STREAM_BITS) for c in choices], device, torch.int64)
 
 
 def _choose_processed(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:

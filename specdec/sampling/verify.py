@@ -6,6 +6,7 @@ output is plain seeded sampling whatever was proposed. It knows batches and scor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -16,7 +17,7 @@ from specdec.logprobs import TokenLogprob
 from specdec.sampling.choice import Choice
 from specdec.sampling.logprobs import describe, describe_chosen
 from specdec.sampling.rejection import Case, judge
-from specdec.sampling.sampler import choose
+from specdec.sampling.sampler import choose, judge_on_device
 
 
 def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdict:
@@ -31,8 +32,11 @@ def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdic
     for row in batch:
         places.append(len(choices))
         choices += _choices(row)
-    chosen, is_finite = choose(logits, choices)
     judged = _judged(batch, drafts, places)
+    verdicts = None if judged else _judged_on_device(batch, logits, choices)
+    if verdicts is not None:
+        return Verdict(*verdicts, _logprobs(batch, logits, choices, verdicts[0], places), prompt_logprobs)
+    chosen, is_finite = choose(logits, choices)
     kept = dict(zip(judged, judge(list(judged.values()), logits, choices, chosen), strict=True)) if judged else {}
     token_ids: list[tuple[int, ...]] = []
     failed: list[bool] = []
@@ -41,6 +45,18 @@ def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdic
         failed.append(not all(is_finite[place : place + len(token_ids[-1])]))
     logprobs = _logprobs(batch, logits, choices, token_ids, places)
     return Verdict(tuple(token_ids), tuple(failed), logprobs, prompt_logprobs)
+
+
+def _judged_on_device(
+    batch: Batch, logits: Tensor, choices: list[Choice]
+) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]] | None:
+    """What every row keeps and whether its scores failed, where the device can say both at once."""
+    found = judge_on_device(logits, choices, [row.draft_token_ids for row in batch if row.chooses])
+    if found is None:
+        return None
+    rows = iter(zip(*found, strict=True))
+    token_ids, failed = zip(*(next(rows) if row.chooses else ((), False) for row in batch), strict=True)
+    return token_ids, failed
 
 
 def _judged(batch: Batch, drafts: Drafts | None, places: list[int]) -> dict[int, Case]:
@@ -74,7 +90,7 @@ def _agreed(row: Row, chosen: list[int]) -> tuple[int, ...]:
 
 
 def _logprobs(
-    batch: Batch, logits: Tensor, choices: list[Choice], token_ids: list[tuple[int, ...]], places: list[int]
+    batch: Batch, logits: Tensor, choices: list[Choice], token_ids: Sequence[tuple[int, ...]], places: list[int]
 ) -> tuple[tuple[TokenLogprob, ...], ...]:
     """Reports on the kept tokens of the rows that ask; no work where none does."""
     asking = [i for i, row in enumerate(batch) if row.request.params.logprobs is not None]

@@ -5,7 +5,7 @@ import torch
 from kernel_oracles import needs_native
 
 from specdec.kernels import native
-from specdec.kernels.accept import kernel, noise, perturbed, reference, sample
+from specdec.kernels.accept import DRAFT_STREAM, accept, kernel, noise, perturbed, reference, reject, sample
 
 SEEDS = torch.tensor([0, 1, -1, 2**62 + 12345, -(2**63)])
 POSITIONS = torch.tensor([0, 1, 7, 2**40 + 3, 123456])
@@ -103,3 +103,53 @@ def test_choices_follow_the_softmax_and_a_wrong_temperature_is_caught() -> None:
 def test_noise_is_finite_at_both_ends_of_the_words(dtype: torch.dtype) -> None:
     values = noise(torch.arange(50), torch.arange(50), 4096, dtype)
     assert values.dtype == dtype and values.isfinite().all() and abs(values.mean().item() - 0.5772) < 0.02
+
+
+def test_the_prefix_that_agrees_is_kept_and_padding_owns_nothing() -> None:
+    logits = torch.nn.functional.one_hot(torch.tensor([3, 1, 4, 1, 5]), 8).double()
+    zeros = torch.zeros(5, dtype=torch.int64)
+    drafts, bounds = torch.tensor([3, 2, 0, 1, 0]), torch.tensor([0, 3, 3, 5], dtype=torch.int32)
+    judged = accept(logits, zeros, zeros, torch.zeros(5), drafts, bounds)
+    assert judged.token_ids.tolist() == [3, 1, 4, 1, 5] and judged.num_accepted.tolist() == [1, 0, 1]
+    assert judged.next_ids.tolist() == [1, 0, 5] and judged.is_finite.all()
+
+
+P = torch.tensor([1.0, 0.0, -1.0, 2.0, 0.5])
+Q = torch.tensor([0.0, 1.0, 0.3, 1.0, -2.0])
+
+
+def rejected_tokens(declared: torch.Tensor | None, drawn: torch.Tensor, num: int = 20000) -> torch.Tensor:
+    """The token at the first place of `num` requests with one draft each, drawn from softmax(drawn)."""
+    seeds, positions = torch.full((2 * num,), 3), torch.arange(num).repeat_interleave(2)
+    noisy = drawn + noise(seeds[::2], positions[::2], 5, stream=DRAFT_STREAM)
+    drafts = noisy.argmax(1).repeat_interleave(2)
+    probs = None if declared is None else declared.softmax(0).expand(2 * num, -1).contiguous()
+    bounds = torch.arange(0, 2 * num + 1, 2, dtype=torch.int32)
+    kept = reject(P.expand(2 * num, -1).contiguous(), probs, seeds, positions, drafts, bounds)
+    assert kept.is_finite.all()
+    return torch.where(kept.num_accepted > 0, drafts[::2], kept.next_ids).bincount(minlength=5).double()
+
+
+def test_rejection_follows_the_target_and_a_draft_that_lies_is_caught() -> None:
+    """4 degrees of freedom: above 33 is a false alarm of one in a million; the seeds are fixed besides."""
+    target = P.softmax(0).double()
+    assert chi_square(rejected_tokens(Q, Q), target) < 33
+    assert chi_square(rejected_tokens(P, Q), target) > 1000, "declared P, drawn from Q"
+
+
+def test_rejection_of_certain_drafts_follows_the_target() -> None:
+    """One-hot q, whatever it points at; the same alarm as above."""
+    assert chi_square(rejected_tokens(None, torch.tensor([9.0, -9, -9, -9, -9])), P.softmax(0).double()) < 33
+
+
+def test_arguments_that_do_not_fit_are_refused_with_a_sentence() -> None:
+    logits, ids, bounds = torch.zeros(2, 5), torch.zeros(2, dtype=torch.int64), torch.tensor([0, 2], dtype=torch.int32)
+    floats = torch.zeros(2)
+    with pytest.raises(ValueError, match="drafts are torch.int32; they must be int64"):
+        accept(logits, ids, ids, floats, ids.int(), bounds)
+    with pytest.raises(ValueError, match="bounds are torch.int64"):
+        accept(logits, ids, ids, floats, ids, bounds.long())
+    with pytest.raises(ValueError, match="seeds have shape"):
+        accept(logits, ids[:1], ids, floats, ids, bounds)
+    with pytest.raises(ValueError, match="draft_probs is"):
+        reject(logits, torch.zeros(2, 4), ids, ids, ids, bounds)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted(p.name for p in (ROOT / "tests/kernels/on_device").glob("test_*.py"))
+FILES = sorted(p.name for p in (ROOT / "tests/kernels/on_device").glob("test_triton_*.py"))
 
 
 def run(name: str, *arguments: str) -> str:

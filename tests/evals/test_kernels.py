@@ -1,0 +1,66 @@
+"""The kernel sweep without a GPU: the model's arithmetic, refusals, and the compile table's shape."""
+
+import pytest
+
+from evals import kernels, roofline
+from evals.roofline import CARDS, SHAPES, Case, Grid
+
+
+def test_verification_of_five_tokens_reads_the_cache_once() -> None:
+    """128 KiB a token in all of Llama-3.1-8B is 4 KiB a layer; the rest is queries, outputs and partial sums."""
+    decode, verify = (roofline.OPS["verify_attention"](Case(SHAPES["Llama-3.1-8B"], 8, 8192, k)) for k in (0, 4))
+    cache = 8 * 8192 * 4096
+    assert cache < decode.bytes < verify.bytes < 1.1 * cache
+    assert decode.floor(CARDS["H100"]) == decode.bytes / 3.35e12
+
+
+def test_a_floor_is_never_above_what_is_predicted_and_rows_that_do_not_fit_are_left_out() -> None:
+    grid = Grid(list(CARDS), list(SHAPES), [1, 256], [512, 131072], [0, 8])
+    rows = list(roofline.rows(list(roofline.OPS), grid))
+    assert rows and all(row.cost.floor(row.card) <= row.cost.predicted(row.card) for row in rows)
+    assert not [r for r in rows if r.op == "verify_attention" and r.case.batch == 256 and r.case.context > 512]
+    assert {row.op for row in rows} == set(roofline.OPS) and {row.card.name for row in rows} == set(CARDS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--model", "--cards", "H1"], "card is 'H1'; known are A100"),
+        (["--model", "--ops", "gemm"], "op is 'gemm'; known are"),
+        (["--model", "--batches", "0"], "batches and contexts must be at least 1"),
+        (["--compile-only", "--ops", "gemm"], "op is 'gemm'; known are"),
+    ],
+)
+def test_what_is_not_known_is_refused(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kernels.main(arguments) == 2 and sentence in capsys.readouterr().err
+
+
+def test_running_without_a_gpu_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert kernels.main(["--run", "--out", f"{tmp_path}/k.jsonl"]) == 2
+    assert "--run needs a CUDA or HIP device" in capsys.readouterr().err
+
+
+def test_the_model_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert kernels.main(["--model", "--cards", "H200", "--shapes", "SmolLM2-135M", "--batches", "1"]) == 0
+    assert "verify_attention  H200" in capsys.readouterr().out
+
+
+def test_an_op_whose_tests_are_red_is_not_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda index=0: "a card")
+    monkeypatch.setattr("evals.kernel_runs.is_green", lambda op: False)
+    assert kernels.main(["--run", "--ops", "accept", "--out", f"{tmp_path}/k.jsonl"]) == 1
+    said = capsys.readouterr().out
+    assert "accept: its tests fail on this machine" in said and "nothing was measured" in said
+
+
+@pytest.mark.slow
+def test_the_compile_table_counts_what_spills(capsys: pytest.CaptureFixture[str]) -> None:
+    """pytest -m slow tests/evals/test_kernels.py"""
+    assert kernels.main(["--compile-only", "--ops", "write_kv", "--match", "d64 bf16"]) == 0
+    assert "6 compiled, 0 spill, 0 defaults spill" in capsys.readouterr().out

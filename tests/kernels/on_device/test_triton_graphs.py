@@ -1,0 +1,40 @@
+"""The engine on interpreted kernels: steps that can be recorded, one read a step."""
+
+from __future__ import annotations
+
+import pytest
+from engine_cases import build, check_replays, generate
+from recording import FakeCapture, HostReads
+
+from tests.toys import make_toy
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One layer, so that the interpreter has little to do."""
+    return make_toy(tmp_path_factory.mktemp("toys") / "tiny", num_hidden_layers=1)
+
+
+def test_a_step_reads_the_verdict_and_nothing_else(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = build(tiny, "ngram")
+    reads = HostReads()
+    reads.install(monkeypatch)
+    generate(llm, max_tokens=3, temperature=0.0)
+    assert reads.count == llm.engine.num_steps >= 2
+
+
+def test_between_replays_no_address_and_no_host_value_changes(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = HostReads()
+    reads.install(monkeypatch)
+    capture = FakeCapture(reads)
+    graphs = check_replays(tiny, capture, "cpu")
+    assert capture.num_replays == 4 and graphs.num_graphs == 2, "buckets of 8 and 4 tokens"
+
+
+def test_a_step_that_reads_a_length_on_the_host_cannot_be_recorded(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the attention twin walks over rows in Python."""
+    monkeypatch.setenv("SPECDEC_KERNELS", "reference")
+    reads = HostReads()
+    reads.install(monkeypatch)
+    with pytest.raises(AssertionError, match="waits for the device inside a recording"):
+        check_replays(tiny, FakeCapture(reads), "cpu")
