@@ -33,7 +33,7 @@ def measure(
     """Time steps at concurrency 1 with 0 drafts and with each of `ks`, engines taking turns prompt by prompt."""
     engines = {0: LLM(target, None, enable_prefix_caching=False)}
     for k in ks:
-        config = SpeculativeConfig(num_speculative_tokens=k)
+        config = SpeculativeConfig(num_speculative_tokens=k, adaptive=False)
         engines[k] = LLM(target, str(draft), speculative=config, enable_prefix_caching=False)
     watches = {k: _Watch(llm) for k, llm in engines.items()}
     for prompt in prompts:

@@ -52,7 +52,8 @@ def prompts_of(options: argparse.Namespace) -> list[str]:
 
 def measure(options: argparse.Namespace, draft: str, rule: str) -> list[list[str]]:
     """One row a temperature."""
-    speculative = SpeculativeConfig(num_speculative_tokens=options.num_speculative_tokens, acceptance=rule)  # type: ignore[arg-type]
+    most = options.num_speculative_tokens
+    speculative = SpeculativeConfig(num_speculative_tokens=most, acceptance=rule, adaptive=False)  # type: ignore[arg-type]
     engine = LLM(options.target, draft, speculative=speculative, dtype=options.dtype)
     rows = []
     for temperature in options.temperatures:

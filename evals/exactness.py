@@ -47,7 +47,7 @@ class Case:
 
     def build(self, target: str, dtype: str) -> LLM:
         """The engine of this case."""
-        speculative = SpeculativeConfig(num_speculative_tokens=self.num_speculative_tokens)
+        speculative = SpeculativeConfig(num_speculative_tokens=self.num_speculative_tokens, adaptive=False)
         return LLM(
             target, self.draft, speculative=speculative, dtype=dtype, block_size=self.block_size,
             max_num_seqs=self.max_num_seqs, enable_prefix_caching=False,

@@ -178,7 +178,8 @@ def _load(args: argparse.Namespace, method: str, num_blocks: int) -> LLM:
     draft = {"plain": None, "ngram": "ngram", "draft": args.draft, "self": args.target}[method]
     if draft is None:
         return LLM(args.target, None, **options)
-    return LLM(args.target, draft, speculative=SpeculativeConfig(num_speculative_tokens=MAX_DRAFTS), **options)
+    speculative = SpeculativeConfig(num_speculative_tokens=MAX_DRAFTS, adaptive=False)  # as many drafts as can be
+    return LLM(args.target, draft, speculative=speculative, **options)
 
 
 def soak(args: argparse.Namespace, tally: Tally, save: Callable[[dict[str, Any]], None]) -> None:

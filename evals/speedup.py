@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from evals import baselines, peers, results, speedup_table, workloads
+from evals import baselines, grid, peers, results, speedup_table, workloads
 from evals.compare import Comparison
 from evals.equality import Judge
 from evals.flags import numbers, words
@@ -33,12 +33,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--target", default="smollm2-135m", help="alias, directory or hub id")
     add("--draft", help="a second model of the same tokenizer, for method draft")
-    add("--workloads", type=words, default=list(workloads.NAMES), help="of " + ",".join(workloads.NAMES))
+    add("--workloads", type=words, default=None, help="of " + ",".join((*workloads.NAMES, *grid.WORKLOADS[2:])))
     add("--prompts", type=Path, help="JSONL in Spec-Bench, HumanEval, ShareGPT or plain form, instead of --workloads")
     add("--num-prompts", type=int, help="of each workload; default: all")
     add("--max-tokens", type=int, default=64)
-    add("--concurrency", type=numbers, default=[1, 8])
-    add("--k", type=numbers, default=[2, 4], help="draft lengths")
+    add("--concurrency", type=numbers, default=None, help="default: 1,8")
+    add("--k", type=numbers, default=None, help="draft lengths; default: 2,4")
+    add("--adaptive", action="store_true", help="measure the controller that adapts the length as well")
+    add("--grid", action="store_true", help="hold it against every fixed length over a grid of workloads and loads")
     add("--methods", type=words, default=None, help="of " + ",".join(METHODS) + "; plain is always measured")
     add(
         "--baselines",
@@ -55,8 +57,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     add("--resume", type=Path, help="file of an interrupted run; what it holds with these settings is kept")
     args = parser.parse_args(argv)
+    _fill_in(args)
     _check(parser, args)
     return args
+
+
+def _fill_in(args: argparse.Namespace) -> None:
+    """Defaults, which are others for the grid."""
+    args.adaptive |= args.grid
+    if args.workloads is None:
+        args.workloads = list(grid.WORKLOADS if args.grid else workloads.NAMES)
+    if args.concurrency is None:
+        args.concurrency = list(grid.CONCURRENCY) if args.grid else [1, 8]
+    if args.k is None:
+        args.k = list(grid.KS) if args.grid else [2, 4]
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -94,6 +108,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"interrupted; continue with --resume {path}", file=sys.stderr)
     summaries = summarise(comparison.runs)
     print(speedup_table.render(summaries))
+    if args.grid:
+        print("\n" + grid.report(comparison.runs))
     print(f"\nJSON lines: {path}")
     if is_interrupted:
         return 130
@@ -105,7 +121,7 @@ def read_workloads(args: argparse.Namespace) -> dict[str, list[workloads.Prompt]
     if args.prompts is not None:
         found = {args.prompts.stem: workloads.load_file(args.prompts)}
     else:
-        found = {name: workloads.load_named(name) for name in args.workloads}
+        found = {name: grid.prompts(name) for name in args.workloads}
     return {name: workloads.take(prompts, args.num_prompts) for name, prompts in found.items()}
 
 
@@ -121,6 +137,7 @@ def build(
         ks=tuple(args.k),
         max_concurrency=max(args.concurrency),
         max_tokens=args.max_tokens,
+        adaptive=args.adaptive,
     )
     llms: dict[str, LLM] = {}
     encoded: dict[str, list[Job]] = {}
@@ -129,7 +146,13 @@ def build(
         llms[method] = load(setup, method, longest)
     for name, own in prompts.items():
         jobs = [
-            Job(p, encode(llms["plain"], p), args.max_tokens, args.temperature, args.seed + i)
+            Job(
+                p,
+                encode(llms["plain"], p),
+                args.max_tokens,
+                grid.TEMPERATURE.get(name, args.temperature),
+                args.seed + i,
+            )
             for i, p in enumerate(own)
         ]
         encoded[name] = fitting(name, jobs, llms["plain"].engine.max_model_len)
@@ -182,7 +205,7 @@ def decoder(llm: LLM) -> Callable[[Sequence[int]], str]:
 
 def all_systems(args: argparse.Namespace, llms: dict[str, LLM]) -> list[System]:
     """Ours, transformers' and the peers'."""
-    systems: list[System] = [*engine_systems(llms, args.k)]
+    systems: list[System] = [*engine_systems(llms, args.k, adaptive=args.adaptive)]
     model = llms["plain"].engine.target.model
     if args.baselines:
         draft = None if args.draft is None else resolve(args.draft)

@@ -36,7 +36,7 @@ class Case:
 
     def build(self, options: argparse.Namespace) -> LLM:
         """The engine of this case."""
-        speculative = SpeculativeConfig(forced_tokens=self.forced_tokens)
+        speculative = SpeculativeConfig(forced_tokens=self.forced_tokens, adaptive=False)
         return LLM(options.target, self.draft, speculative=speculative, dtype=options.dtype)
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evals.grid import ADAPTIVE
 from evals.load import Job, Outcome, closed_loop
 from evals.stages import WatchedEngine
 from evals.workloads import Prompt
 from specdec import LLM, SpeculativeConfig, SpeculativeParams
+from specdec.controller import Controller, FixedLength
 
 METHODS = ("plain", "ngram", "draft")
 BLOCK_SIZE = 16
@@ -22,8 +24,9 @@ BLOCK_SIZE = 16
 class Setup:
     """What all systems of a run share.
 
-    draft   the second model of method "draft"; None where it is not asked for
-    ks      draft lengths tried
+    draft      the second model of method "draft"; None where it is not asked for
+    ks         draft lengths tried
+    adaptive   the adaptive controller is tried as well
     """
 
     target: str
@@ -32,22 +35,29 @@ class Setup:
     ks: tuple[int, ...]
     max_concurrency: int
     max_tokens: int
+    adaptive: bool = False
 
 
 class EngineSystem:
-    """Our engine under one policy: a proposer and a draft length that does not change."""
+    """Our engine under one policy: a proposer and a draft length that does not change, or a controller of it.
+
+    k            None: the engine's own controller chooses
+    controller   None: the engine's own
+    """
 
     max_concurrency: int | None = None
 
-    def __init__(self, engine: WatchedEngine, method: str, k: int) -> None:
+    def __init__(self, engine: WatchedEngine, method: str, k: int | None, controller: Controller | None = None) -> None:
         self.engine = engine
         self.method = method
         self.k = k
-        self.label = method if k == 0 else f"{method} k={k}"
-        self._params = SpeculativeParams(enabled=k > 0, num_speculative_tokens=k)
+        self.label = f"{method} {ADAPTIVE}" if k is None else method if k == 0 else f"{method} k={k}"
+        self._controller = engine.controller if controller is None else controller
+        self._params = SpeculativeParams(enabled=k != 0, num_speculative_tokens=k)
 
     def run(self, jobs: Sequence[Job], concurrency: int) -> list[Outcome]:
         """Serve the jobs in a closed loop."""
+        self.engine.controller = self._controller
         return closed_loop(self.engine, jobs, concurrency, self._params)
 
     def work(self) -> tuple[dict[str, float], int]:
@@ -64,9 +74,11 @@ def load(setup: Setup, method: str, longest_prompt: int) -> LLM:
     most = max(setup.ks, default=0)
     blocks_each = -(-(longest_prompt + setup.max_tokens + most + 1) // BLOCK_SIZE) + 1
     if method == "draft":
-        speculative = SpeculativeConfig(method="draft_model", draft=setup.draft, num_speculative_tokens=most)
+        speculative = SpeculativeConfig(
+            method="draft_model", draft=setup.draft, num_speculative_tokens=most, adaptive=setup.adaptive
+        )
     elif method == "ngram":
-        speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=most)
+        speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=most, adaptive=setup.adaptive)
     else:
         speculative = SpeculativeConfig(method="none")
     return LLM(
@@ -82,12 +94,15 @@ def load(setup: Setup, method: str, longest_prompt: int) -> LLM:
     )
 
 
-def engine_systems(llms: dict[str, LLM], ks: Sequence[int]) -> list[EngineSystem]:
+def engine_systems(llms: dict[str, LLM], ks: Sequence[int], *, adaptive: bool = False) -> list[EngineSystem]:
     """Every policy; plain first, since the others are measured against it."""
-    systems = []
+    systems: list[EngineSystem] = []
     for method, llm in llms.items():
         watched = WatchedEngine(llm.engine)
-        systems += [EngineSystem(watched, method, k) for k in ([0] if method == "plain" else ks)]
+        fixed = FixedLength(max(ks, default=0), llm.engine.proposer.max_draft_position)
+        systems += [EngineSystem(watched, method, k, fixed) for k in ([0] if method == "plain" else ks)]
+        if method != "plain" and adaptive:
+            systems.append(EngineSystem(watched, method, None))
     return systems
 
 

@@ -12,7 +12,11 @@ from dataclasses import replace
 from specdec import kv_cache
 from specdec.block_pool import BlockPool
 from specdec.config import METHODS, EngineConfig, ModelConfig, SpeculativeConfig
-from specdec.controller import FixedLength
+from specdec.control.adaptive import AdaptiveLength
+from specdec.control.cost import ForwardCost
+from specdec.control.load import Sources
+from specdec.control.trace import TraceFile
+from specdec.controller import Controller, FixedLength
 from specdec.engine import Engine
 from specdec.errors import InvalidRequestError, ModelLoadError
 from specdec.models import eagle_runner, sources
@@ -20,8 +24,13 @@ from specdec.models.eagle_head import EagleHead, is_feature_draft, load_eagle
 from specdec.models.eagle_runner import EagleRunner
 from specdec.models.loaded import LoadedModel
 from specdec.models.loader import load, pick_dtype
+from specdec.models.profile import profile
 from specdec.models.runner import ModelRunner
 from specdec.proposers import DEFAULT_NUM_SPECULATIVE_TOKENS, build_proposer
+from specdec.proposers.base import Proposer
+from specdec.proposers.draft_model import DraftModelProposer
+from specdec.proposers.eagle import EagleProposer
+from specdec.proposers.hybrid import HybridProposer
 from specdec.proposers.shipped import shipped_draft
 from specdec.scheduler import Scheduler
 from specdec.threads import use_threads
@@ -92,14 +101,10 @@ def build(config: EngineConfig) -> Engine:
     target_runner = ModelRunner(target, num_blocks, block_size)
     draft_runner = _draft_runner(draft, num_blocks, block_size)
     proposer = build_proposer(config.speculative, config.scheduler, pool, target_runner, draft_runner)
-    most = config.speculative.num_speculative_tokens
     engine = Engine(
         target_runner,
         proposer,
-        FixedLength(
-            DEFAULT_NUM_SPECULATIVE_TOKENS[config.speculative.method] if most is None else most,
-            proposer.max_draft_position,
-        ),
+        build_controller(config, proposer, target_runner, draft_runner),
         Scheduler(config.scheduler, pool),
         max_model_len=target.max_model_len,
         seed=config.seed,
@@ -107,6 +112,64 @@ def build(config: EngineConfig) -> Engine:
     if not config.speculative.forced_tokens:
         engine.guide.most_forced = 0
     return engine
+
+
+def build_controller(
+    config: EngineConfig, proposer: Proposer, target: ModelRunner, draft: ModelRunner | EagleRunner | None
+) -> Controller:
+    """Fixed lengths, or the controller that adapts them, seeded by a profile of the models."""
+    speculative = config.speculative
+    most = speculative.num_speculative_tokens
+    if most is None:
+        most = DEFAULT_NUM_SPECULATIVE_TOKENS[speculative.method]
+    limits = FixedLength(most, proposer.max_draft_position)
+    if not speculative.adaptive or most == 0:
+        return limits
+    most_tokens = config.scheduler.max_num_batched_tokens
+    cost = _cost(target, most_tokens, speculative.profile_seconds)
+    controller = AdaptiveLength(
+        limits,
+        replace(_sources(proposer), looks=speculative.acceptance == "coupled"),
+        cost,
+        _draft_cost(draft, cost, most_tokens, speculative.profile_seconds),
+        most_tokens=most_tokens,
+        most_rows=config.scheduler.max_num_seqs,
+        trace=None if speculative.trace is None else TraceFile(speculative.trace),
+    )
+    if isinstance(proposer, HybridProposer):
+        proposer.policy = controller
+    return controller
+
+
+def _sources(proposer: Proposer) -> Sources:
+    """Which proposers cost nothing to ask, and which one runs a model."""
+    if isinstance(proposer, HybridProposer):
+        free = tuple(part.name for part in proposer.free)
+        return replace(_sources(proposer.costly), free=free) if proposer.costly is not None else Sources(free=free)
+    if isinstance(proposer, DraftModelProposer):
+        return Sources(costly=proposer.name, lag=proposer.lag)
+    if isinstance(proposer, EagleProposer):  # it keeps up by itself
+        return Sources(costly=proposer.name)
+    return Sources(free=(proposer.name,))
+
+
+def _cost(runner: ModelRunner, most_tokens: int, limit_seconds: float) -> ForwardCost:
+    found = profile(runner, most_tokens, limit_seconds)
+    return ForwardCost(most_tokens) if found is None else ForwardCost(most_tokens, found.seconds, found.key)
+
+
+HEAD_SHARE = 0.1
+"""What a pass of a feature draft is taken to cost of the target's, until it has been seen."""
+
+
+def _draft_cost(
+    draft: ModelRunner | EagleRunner | None, target: ForwardCost, most_tokens: int, limit_seconds: float
+) -> ForwardCost | None:
+    if isinstance(draft, ModelRunner):
+        return _cost(draft, most_tokens, limit_seconds)
+    if draft is None:
+        return None
+    return ForwardCost(most_tokens, {n: HEAD_SHARE * target.at(n) for n in (1, 8, 32, 128)})
 
 
 Draft = LoadedModel | EagleHead

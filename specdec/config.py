@@ -112,7 +112,7 @@ class SpeculativeConfig:
     num_speculative_tokens  most drafts a row and step; None: the method's own default
     draft                   model id or path of a second model (methods "draft_model" and "hybrid") or of a feature
                             draft ("eagle" and "hybrid")
-    adaptive                let a controller choose the length per step; not built yet, so only False
+    adaptive                a controller chooses every row's length each step; False: always the most
     acceptance              "coupled": the target's own seeded sample decides (shared noise); "rejection": drafts
                             are drawn by a noise of their own and judged by the ratio of the laws, which accepts a
                             few more, but the tokens of a seed then depend on the draft and its lengths
@@ -120,17 +120,21 @@ class SpeculativeConfig:
     prompt_lookup_max/min   longest and shortest n-gram looked up; the shortest match of "suffix" too
     suffix_store_tokens     past outputs that suffix lookup may use, in tokens, kept apart by API key and
                             cache_salt; 0: a request sees its own text only. Below a few thousand it holds little
+    trace                   file to which the controller's decisions are appended, a JSON line a step
+    profile_seconds         longest measurement of the models at start, which seeds the controller; 0: none
     """
 
     method: Method = "auto"
     num_speculative_tokens: int | None = None
     draft: str | None = None
-    adaptive: bool = False
+    adaptive: bool = True
     acceptance: Literal["coupled", "rejection"] = "coupled"
     forced_tokens: bool = True
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
     suffix_store_tokens: int = 0
+    trace: str | None = None
+    profile_seconds: float = 5.0
 
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
@@ -142,8 +146,14 @@ class SpeculativeConfig:
                 param="acceptance",
             )
         _check_choice("forced_tokens", self.forced_tokens, (True, False))
-        if self.adaptive:
-            raise InvalidRequestError("adaptive=True is not supported yet; draft lengths are fixed", param="adaptive")
+        _check_choice("adaptive", self.adaptive, (True, False))
+        if self.trace is not None and (not isinstance(self.trace, str) or not self.trace):
+            raise InvalidRequestError(f"trace is {self.trace!r}; it must be a path", param="trace")
+        if type(self.profile_seconds) not in (int, float) or not 0 <= self.profile_seconds <= 60:
+            raise InvalidRequestError(
+                f"profile_seconds is {self.profile_seconds!r}; it must be from 0 (no profile) to 60",
+                param="profile_seconds",
+            )
         if self.num_speculative_tokens is not None:
             _check_range("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_SPECULATIVE_TOKENS)
         _check_range("prompt_lookup_max", self.prompt_lookup_max, 1, 64)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from specdec.batch import Plan, StepSeconds
-from specdec.controller import FixedLength
+from specdec.controller import Controller
 from specdec.errors import ContextLengthError, EngineDeadError, InvalidRequestError
 from specdec.models.forward_batch import Segment
 from specdec.models.runner import ModelRunner
@@ -59,7 +59,7 @@ class Engine:
         self,
         target: ModelRunner,
         proposer: Proposer,
-        controller: FixedLength,
+        controller: Controller,
         scheduler: Scheduler,
         *,
         max_model_len: int,
@@ -189,6 +189,7 @@ class Engine:
 
     def step(self) -> list[Emitted]:
         """Plan, draft, verify, commit; return what each row gained."""
+        self.controller.prepare(self.scheduler.running, self.scheduler.waiting)
         plan = self.scheduler.schedule(self._budget)
         self._tell_proposer(plan)
         if not plan.rows:

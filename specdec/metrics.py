@@ -78,6 +78,9 @@ class Metrics:
         self.num_accepted_by = self._counter(
             "spec_decode_num_accepted_tokens_by_proposer", "Drafts that were judged right, by proposer", ("proposer",)
         )
+        self.num_steps = self._counter("spec_decode_num_steps", "Steps, counted by an adaptive controller")
+        self.num_zero_steps = self._counter("spec_decode_num_zero_steps", "Those without any draft")
+        self.predicted_ratio = self._gauge("spec_decode_predicted_step_ratio", "Predicted over real seconds of a step")
         self.draft_length = self._histogram("spec_decode_draft_length", "Drafts of a row that decodes", _LENGTHS)
 
     def _add_cache_and_queues(self) -> None:
@@ -154,6 +157,11 @@ class Metrics:
         self.num_running.set(len(scheduler.running))
         self.num_waiting.set(len(scheduler.waiting))
         self.kv_usage.set(pool.usage)
+        totals = self._engine.controller.totals
+        if totals is not None:
+            self._catch_up(self.num_steps, "steps", totals.num_steps)
+            self._catch_up(self.num_zero_steps, "zero steps", totals.num_zero_steps)
+            self.predicted_ratio.set(totals.ratio)
         self._catch_up(self.num_preemptions, "preemptions", scheduler.num_preemptions)
         self._catch_up(self.num_queried, "queried", pool.num_queried_tokens)
         self._catch_up(self.num_hits, "hits", pool.num_hit_tokens)

@@ -17,7 +17,7 @@ from specdec.request import Request
 
 @functools.lru_cache(maxsize=12)
 def _llm(target: str, draft: str | None, k: int | None, options: tuple[tuple[str, Any], ...]) -> LLM:
-    speculative = specdec.SpeculativeConfig(num_speculative_tokens=k)
+    speculative = specdec.SpeculativeConfig(num_speculative_tokens=k, adaptive=False)
     return LLM(target, draft, speculative=speculative, **dict(options))
 
 

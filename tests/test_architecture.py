@@ -135,7 +135,7 @@ def test_no_module_is_called_utils() -> None:
     assert not [_name(p) for p in _files() if p.stem in {"utils", "helpers", "misc", "common"}]
 
 
-@pytest.mark.parametrize("module", ["request", "batch", "block_pool", "scheduler", "controller"])
+@pytest.mark.parametrize("module", ["request", "batch", "block_pool", "scheduler", "controller", "control.adaptive"])
 def test_planning_does_not_import_torch(module: str) -> None:
     code = f"import sys, specdec.{module}; assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -119,7 +119,14 @@ def test_a_refusal_names_the_value_and_the_range() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("num_speculative_tokens", -1), ("num_speculative_tokens", 65), ("method", "magic"), ("adaptive", True)],
+    [
+        ("num_speculative_tokens", -1),
+        ("num_speculative_tokens", 65),
+        ("method", "magic"),
+        ("adaptive", "yes"),
+        ("trace", ""),
+        ("profile_seconds", -1),
+    ],
 )
 def test_a_bad_speculative_config_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):

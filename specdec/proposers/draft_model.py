@@ -20,9 +20,6 @@ from specdec.request import Request
 from specdec.sampling import Choice, choose
 from specdec.sampling.rejection import draw
 
-MAX_LAG = 16
-"""Tokens a row that does not draft may be behind, for as long as no row drafts."""
-
 
 class DraftModelProposer:
     """Runs the draft ahead of the target, k tokens for every row that has room.
@@ -47,6 +44,7 @@ class DraftModelProposer:
         self._num_computed: dict[str, int] = {}
         self._offers: dict[str, list[int]] = {}
         self._laws: dict[str, list[Tensor]] = {}
+        self._has_run = False
 
     def start(self, request: Request) -> None:
         """Trust what cached blocks say of the draft's part, from the front until the first gap."""
@@ -61,11 +59,18 @@ class DraftModelProposer:
         """Forget the request; its blocks keep what they say of the draft's part."""
         self._num_computed.pop(request.request_id, None)
 
+    def lag(self, request: Request) -> int:
+        """Tokens to compute before the next draft of this request, its last known one included."""
+        return request.num_tokens - self._num_computed.get(request.request_id, 0)
+
     def propose(self, plan: Plan) -> Drafts:
         """Catch up with what the target computes in this step, then draft where a row has room."""
+        self._has_run = any(row.max_drafts for row in plan)
+        if not self._has_run:  # a plain step; what is missing is caught up when drafts are asked for
+            return Drafts.empty(len(plan))
         offers = self._offers = {}
         self._laws = {}
-        rows = self._catch_up(plan, offers) if self._must_run(plan) else []
+        rows = self._catch_up(plan, offers)
         depth = 1
         while rows:
             rows = [row for row in rows if row.max_drafts > depth]
@@ -79,13 +84,10 @@ class DraftModelProposer:
         laws = torch.stack(self._laws[request_id]) if self.tells_laws else None
         return Offer(tuple(self._offers[request_id]), self.name, laws=laws)
 
-    def _must_run(self, plan: Plan) -> bool:
-        """A forward is saved while no row may draft and none lags far; what lags is caught up later in one."""
-        return any(row.max_drafts or self._reach(row) - self._computed_of(row) > MAX_LAG for row in plan)
-
     def _reach(self, row: Row) -> int:
-        """Up to where the draft shall follow this row; as far as it is where it shall not."""
-        if not row.request.params.speculative_params.enabled:
+        """Up to where the draft shall follow this row: those that may draft, and prompts; others when they may."""
+        is_wanted = row.max_drafts > 0 or row.num_base > 1
+        if not is_wanted or not row.request.params.speculative_params.enabled:
             return self._computed_of(row)
         return min(row.end, self.runner.model.max_model_len)
 
@@ -144,6 +146,8 @@ class DraftModelProposer:
 
         The drafts that were verified may be another proposer's or a grammar's: what counts is the draft's own tokens.
         """
+        if not self._has_run:
+            return
         for index, row in enumerate(batch):
             request = row.request
             agreed = _agreement(self._offers.get(request.request_id, ()), verdict.token_ids[index])

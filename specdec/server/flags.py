@@ -73,6 +73,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--draft", default="auto", help="model of the same tokenizer, 'ngram', 'suffix', 'hybrid', 'auto' or 'none'")
     add("--num-speculative-tokens", type=int, help="most drafts a request and step; 0 turns speculation off")
     add("--no-adaptive", action="store_true", help="keep draft lengths fixed")
+    add("--speculative-trace", metavar="PATH", help="append the controller's decisions, a JSON line a step")
     add("--speculative-config", type=json.loads, default={}, metavar="JSON", help="fields of SpeculativeConfig")
     add("--dtype", choices=DTYPES, default="auto", help="precision of weights and cache")
     add("--quantization", choices=QUANTIZATIONS, default="none", help="bits of weights (and inputs: a8) on CPU")
@@ -133,6 +134,8 @@ def parse_config(args: argparse.Namespace) -> EngineConfig:
         values["num_speculative_tokens"] = args.num_speculative_tokens
     if args.no_adaptive:
         values["adaptive"] = False
+    if args.speculative_trace is not None:
+        values["trace"] = args.speculative_trace
     draft = None if args.draft == "none" else args.draft
     engine_options = {name: getattr(args, name) for name in _ENGINE_FLAGS}
     return engine_config(args.target, draft, SpeculativeConfig.from_dict(values), **engine_options)

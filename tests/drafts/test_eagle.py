@@ -195,7 +195,7 @@ def test_sampled_ids_equal_plain_sampling_and_the_noise_is_shared(
 
 def test_judged_by_rejection_drafts_are_certain(target: str, head: str, weights: dict[str, torch.Tensor]) -> None:
     """Rows that sample get the likeliest tokens: drafts drawn by the target's noise would use that noise twice."""
-    rejection = specdec.SpeculativeConfig(acceptance="rejection", num_speculative_tokens=DEPTH)
+    rejection = specdec.SpeculativeConfig(acceptance="rejection", num_speculative_tokens=DEPTH, adaptive=False)
     made = LLM(target, head, speculative=rejection, dtype="float64", num_kv_blocks=256)
     with offers_of(made) as seen:
         run(made, PROMPTS[:2], max_tokens=TOKENS, ignore_eos=True, temperature=1.0, seed=4)
@@ -243,7 +243,7 @@ def test_a_hybrid_keeps_the_head_up_to_date_on_others_drafts(
     target: str, head: str, weights: dict[str, torch.Tensor]
 ) -> None:
     """Where lookup's drafts were verified, the head's next ones equal a recompute all the same."""
-    hybrid = specdec.SpeculativeConfig(method="hybrid", draft=head, num_speculative_tokens=DEPTH)
+    hybrid = specdec.SpeculativeConfig(method="hybrid", draft=head, num_speculative_tokens=DEPTH, adaptive=False)
     made = LLM(target, head, speculative=hybrid, dtype="float64", num_kv_blocks=256)
     prompts = [(PROMPTS[0][:9] * 4)[:n] for n in (33, 20)]
     plain = run(llm(target, None), prompts, max_tokens=TOKENS, ignore_eos=True)

@@ -83,7 +83,7 @@ def test_ids_hold_with_models_in_the_mix(toy: str, toy_draft: str, sampling: dic
 
 CACHES = {
     "roomy": {},
-    "chunked": {"max_num_batched_tokens": 8, "max_num_seqs": 4},
+    "chunked": {"max_num_batched_tokens": 24, "max_num_seqs": 4},
     "preempted": {"num_kv_blocks": 14, "block_size": 8, "max_num_seqs": 4},
 }
 
@@ -132,7 +132,7 @@ def test_both_ends_are_pinned(toy: str, answers: dict[tuple[int, ...], list[int]
 @pytest.mark.parametrize("draft", ["suffix", "hybrid"])
 def test_acceptance_is_the_same_cold_hit_and_chunked(toy: str, draft: str) -> None:
     """Past outputs hold the greedy answer already, so nearly every draft is right, whatever the cache holds."""
-    config = specdec.SpeculativeConfig(num_speculative_tokens=4, suffix_store_tokens=10_000)
+    config = specdec.SpeculativeConfig(num_speculative_tokens=4, suffix_store_tokens=10_000, adaptive=False)
     options = {"speculative": config, "dtype": "float64", "num_kv_blocks": 64}
 
     def lengths(made: LLM) -> list[tuple[int, ...]]:
@@ -186,7 +186,7 @@ def test_a_shipped_draft_is_found_by_the_targets_name(tmp_path: Path) -> None:
 
 
 def test_the_server_keeps_the_past_outputs_of_its_keys_apart(toy: str) -> None:
-    config = specdec.SpeculativeConfig(num_speculative_tokens=2, suffix_store_tokens=5000)
+    config = specdec.SpeculativeConfig(num_speculative_tokens=2, suffix_store_tokens=5000, adaptive=False)
     made = LLM(toy, "suffix", speculative=config, dtype="float64", num_kv_blocks=16)
 
     async def ask() -> None:

@@ -156,7 +156,7 @@ def test_a_draft_that_was_cut_counts_as_rejected() -> None:
 
 
 def test_preemption_and_a_grammar_stand_beside_rejection(toy: str, toy_draft: str) -> None:
-    config = SpeculativeConfig(num_speculative_tokens=3, acceptance="rejection")
+    config = SpeculativeConfig(num_speculative_tokens=3, acceptance="rejection", adaptive=False)
     made = LLM(toy, toy_draft, speculative=config, dtype="float64", block_size=4, num_kv_blocks=14,
                max_num_batched_tokens=16, max_num_seqs=4)  # fmt: skip
     own = SamplingParams(max_tokens=24, seed=5, structured_outputs={"regex": "[abc]{20}"}, logprobs=1)

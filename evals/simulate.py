@@ -1,0 +1,188 @@
+"""Simulate: the real scheduler and controller under loads, machines and acceptances of your choice, in computed time.
+
+    python -m evals.simulate --world cpu --process mixed --concurrency 1,4,16,64
+    python -m evals.simulate --world h100 --arrivals bursts --load 0.5,0.9 --requests 100000
+
+It draws the requests, runs every policy on the same ones, and prints what came out. Worlds and
+synthetic acceptances are assumptions, listed in `sim_worlds`; a process recorded by a real run is
+read with --process FILE (a trace written by --speculative-trace).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from evals import results, sim_policies
+from evals.flags import numbers, words
+from evals.intervals import percentile
+from evals.sim_run import Arrival, SimResult, Simulation
+from evals.sim_worlds import ARRIVALS, SYNTHETIC, WORLDS, Process, arrivals, read_processes, synthetic
+from evals.table import milliseconds, render
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One simulation: a policy under a load.
+
+    concurrency   of a closed loop; None: requests arrive by themselves at `rate` a second
+    """
+
+    world: str
+    policy: str
+    process: str
+    concurrency: int | None
+    arrivals: str
+    rate: float
+    requests: int
+    most: int
+    max_num_seqs: int
+    seed: int
+
+    @property
+    def load(self) -> str:
+        """As the table names it."""
+        return f"c={self.concurrency}" if self.concurrency is not None else f"{self.arrivals} {self.rate:.3g}/s"
+
+
+def draw(case: Case) -> Iterator[Arrival]:
+    """The requests of a case, the same for every policy: prompts of 16 to 128 tokens, outputs of 16 to 144."""
+    rng = random.Random(case.seed)
+    make = _maker(case.process, rng)
+    times = itertools.repeat(0.0) if case.concurrency is not None else arrivals(case.arrivals, case.rate, rng)
+    for at in times:
+        yield Arrival(at, rng.randint(16, 128), rng.randint(16, 144), make(), rng.getrandbits(48))
+
+
+def _maker(process: str, rng: random.Random) -> Callable[[], Process]:
+    if process in SYNTHETIC or process == "mixed":
+        return lambda: synthetic(process, rng)
+    recorded = read_processes(Path(process))
+    return lambda: rng.choice(recorded)
+
+
+def run(case: Case) -> SimResult:
+    """Simulate a case to its end."""
+    simulation = Simulation(WORLDS[case.world](), max_num_seqs=case.max_num_seqs)
+    controller = sim_policies.make(case.policy, simulation, case.most)
+    if case.concurrency is None:
+        return simulation.run_open(controller, draw(case), case.requests)
+    return simulation.run_closed(controller, list(itertools.islice(draw(case), case.requests)), case.concurrency)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m evals.simulate", description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--world", default="cpu", choices=sorted(WORLDS))
+    add("--process", default="mixed", help="mixed, " + ", ".join(SYNTHETIC) + ", or a trace of a real run")
+    add("--policies", type=words, default=["plain", "k=1", "k=2", "k=3", "k=5", "adaptive", "oracle"])
+    add("--concurrency", type=numbers, default=[], help="closed loops with so many requests in flight")
+    add("--arrivals", default="poisson", choices=ARRIVALS, help="where no --concurrency is given")
+    add("--load", type=words, default=["0.5", "0.9"], help="arrivals, as a share of what plain decoding can serve")
+    add("--requests", type=int, default=400)
+    add("--k", type=int, default=5, help="most drafts of adaptive and oracle")
+    add("--max-num-seqs", type=int, default=64)
+    add("--seed", type=int, default=0)
+    add("--processes", type=int, default=2)
+    add("--out", type=Path, help="JSON lines are appended here")
+    args = parser.parse_args(argv)
+    bad = [p for p in args.policies if p not in ("plain", "adaptive", "oracle") and not p.removeprefix("k=").isdigit()]
+    if bad:
+        parser.error(f"--policies names {', '.join(bad)}; known are plain, k=N, adaptive, oracle")
+    if args.requests < 1 or args.k < 1 or min(args.concurrency, default=1) < 1:
+        parser.error("--requests, --k and --concurrency must be at least 1")
+    return args
+
+
+def cases(args: argparse.Namespace) -> list[Case]:
+    """Every policy under every load."""
+    base = Case(
+        args.world, "plain", args.process, None, args.arrivals, 0.0, args.requests, args.k, args.max_num_seqs, args.seed
+    )
+    if args.concurrency:
+        loads = [dataclasses.replace(base, concurrency=c) for c in args.concurrency]
+    else:
+        full = run(dataclasses.replace(base, concurrency=args.max_num_seqs, requests=4 * args.max_num_seqs))
+        capacity = 4 * args.max_num_seqs / full.end
+        loads = [dataclasses.replace(base, rate=float(share) * capacity) for share in args.load]
+    return [dataclasses.replace(load, policy=policy) for load in loads for policy in args.policies]
+
+
+def table(found: Sequence[tuple[Case, SimResult]]) -> str:
+    """One line a case."""
+    by_key = {(case.load, case.policy): result for case, result in found}
+    rows = []
+    for case, result in found:
+        plain, oracle = by_key.get((case.load, "plain")), by_key.get((case.load, "oracle"))
+        rows.append(
+            [
+                case.load,
+                case.policy,
+                f"{result.busy_rate:.1f}",
+                "-" if plain is None else f"{result.busy_rate / plain.busy_rate:.3f}",
+                "-" if oracle is None else f"{1 - result.busy_rate / oracle.busy_rate:.3f}",
+                *(milliseconds(percentile(result.ttft, p)) for p in (50, 99)),
+                *(milliseconds(percentile(result.itl, p)) for p in (50, 99)),
+                milliseconds(statistics.fmean(result.tpot)),
+                f"{result.num_accepted / result.num_drafts:.2f}" if result.num_drafts else "-",
+                f"{result.num_zero_steps / result.num_steps:.2f}",
+            ]
+        )
+    return render(
+        ["load", "policy", "tok/busy s", "to plain", "regret", "ttft ms p50", "p99", "itl ms p50", "p99", "tpot ms",
+         "accepted", "steps at zero"], rows,
+    )  # fmt: skip
+
+
+def summary(found: Sequence[tuple[Case, SimResult]]) -> dict[str, float]:
+    """The mean over the loads of adaptive's rate to the oracle's, and the least to plain's."""
+    rates = {(case.load, case.policy): result.busy_rate for case, result in found}
+    loads = list(dict.fromkeys(load for load, _ in rates))
+    said: dict[str, float] = {}
+    for other, name, sum_up in (("oracle", "mean to oracle", statistics.fmean), ("plain", "least to plain", min)):
+        ratios = [
+            rates[load, "adaptive"] / rates[load, other]
+            for load in loads
+            if (load, "adaptive") in rates and (load, other) in rates
+        ]
+        if ratios:
+            said[name] = sum_up(ratios)
+    return said
+
+
+def main(argv: Sequence[str]) -> int:
+    """Simulate, save, print."""
+    args = parse(argv)
+    try:
+        todo = cases(args)
+    except (OSError, ValueError) as error:
+        print(f"evals.simulate: {error}", file=sys.stderr)
+        return 2
+    if args.processes > 1:
+        with ProcessPoolExecutor(args.processes) as pool:
+            found = list(zip(todo, pool.map(run, todo), strict=True))
+    else:
+        found = [(case, run(case)) for case in todo]
+    print(f"world {WORLDS[args.world]().name}; acceptance {args.process}; time is computed, not measured")
+    print(table(found))
+    for name, value in summary(found).items():
+        print(f"adaptive, {name}: {value:.3f}")
+    if args.out is not None:
+        file = results.ResultFile(args.out, results.describe("evals.simulate", argv, args.seed))
+        for case, result in found:
+            values = {"busy_rate": result.busy_rate, "num_steps": result.num_steps, "num_drafts": result.num_drafts}
+            file.write("simulate.case", dataclasses.asdict(case) | values)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

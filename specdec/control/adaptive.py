@@ -1,0 +1,355 @@
+"""The adaptive controller: acceptance estimates times a cost model, planned over the whole batch each step.
+
+It knows requests, offers and seconds, in integers and floats; it knows no tensors. It speaks twice,
+before drafting (`prepare` and `budget`) and after (`admit`), and hears what came of it (`observe`).
+
+Tokens per second are counted over decoding alone: the prompt tokens of a step will have to be
+computed whatever is drafted, so drafts pay for what they add to the step they ride in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
+from specdec.control.acceptance import Acceptance, Ask, Outcome
+from specdec.control.cost import ForwardCost
+from specdec.control.load import Load, Sources
+from specdec.control.planning import Costs, Shape, best_shape, shapes_by_depth
+from specdec.control.probing import Probes, small_probe
+from specdec.control.trace import RowRecord, StepRecord, Totals, TraceFile
+from specdec.controller import FixedLength, attach
+from specdec.request import Request
+
+MARGIN = 0.03  # how much better another level must be before the level changes
+FREE = -1  # the level of drafts that cost nothing to make
+ZERO_STEPS = 64  # at zero the plan is looked at again after so many steps, or when the load has fallen
+LOAD_FELL = 0.75
+JOIN_STEPS = 8  # or after so many, when a request has joined
+LEARN_EVERY = 16  # at zero the cost model looks at one step in so many
+OPENING_STEPS = 32  # catching up is paid back over so many steps
+_NOTHING = np.zeros(0)
+
+
+class AdaptiveLength:
+    """Chooses every row's draft length each step.
+
+    limits        the most that may be asked for: the engine's, the request's, the draft's own length
+    verify        cost of the target's forwards; draft: of the draft's, where a model drafts
+    most_tokens   of a step; most_rows: requests that run at once
+    """
+
+    def __init__(
+        self,
+        limits: FixedLength,
+        sources: Sources,
+        verify: ForwardCost,
+        draft: ForwardCost | None = None,
+        *,
+        most_tokens: int = 512,
+        most_rows: int = 64,
+        trace: TraceFile | None = None,
+    ) -> None:
+        self.most_tokens = most_tokens
+        self.most_rows = most_rows
+        self.limits = limits
+        self.sources = sources
+        self.verify = verify
+        self.draft = draft
+        self.trace = trace
+        self.acceptance = Acceptance()
+        self.probes = Probes()
+        self.totals = Totals()
+        self.step = 0
+        self.level = 0
+        self._kind = "zero"
+        self._is_plain = True
+        self._shape: Shape | None = None
+        self._plain_rate = 0.0
+        self._room: dict[str, int] = {}
+        self._asked: dict[str, int] = {}
+        self._lags: dict[str, int] = {}
+        self._offers: dict[str, tuple[Offer, np.ndarray]] = {}
+        self._sleeps_until = 0
+        self._slept_at = 0
+        self._slept_from = 0
+        self._newest: Request | None = None
+
+    # ------------------------------------------------------------------ before drafting
+
+    def prepare(self, running: Sequence[Request], waiting: Sequence[Request]) -> None:
+        """Choose the depth of every running request for the step that comes."""
+        self.step += 1
+        if self.step < self._sleeps_until and self._is_as_before(running):
+            return
+        self._room, self._asked, self._lags, self._offers = {}, {}, {}, {}
+        decoding = [r for r in running if r.num_owed_tokens == 1]
+        if not decoding:
+            self._sleeps_until = 0
+            self._kind, self._shape = "prompts", None
+            return
+        joining = waiting[: max(self.most_rows - len(running), 0)]
+        owed = sum(r.num_owed_tokens for r in (*running, *joining)) - len(decoding)
+        self._newest = running[-1]
+        self._plan(decoding, min(owed, max(self.most_tokens - len(decoding), 0) // 2))
+        self._prune(running, waiting)
+
+    def _is_as_before(self, running: Sequence[Request]) -> bool:
+        """At zero: the load has not fallen, and nobody new has waited long to be looked at."""
+        if len(running) <= LOAD_FELL * self._slept_at:
+            return False
+        return self.step < self._slept_from + JOIN_STEPS or (bool(running) and running[-1] is self._newest)
+
+    def _plan(self, decoding: Sequence[Request], prompts: int) -> None:
+        able = [(r, most) for r in decoding if (most := min(self.limits.budget(r), r.max_drafts)) > 0]
+        base = Load(len(decoding), sum(r.num_tokens for r in decoding), prompts)
+        free = self._weigh(able, base, self.sources.free, is_free=True)
+        costly = self._weigh(able, base, (self.sources.costly,) if self.sources.costly else (), is_free=False)
+        self._kind, self._shape, self._sleeps_until = "zero", None, 0
+        if not free and not costly:
+            return
+        plain = (free or costly)[0]
+        self._plain_rate = plain.rate
+        shape, level = self._settle(free or [plain], costly)
+        self._change_level(level)
+        shape = self._probe(shape, plain, [most for _, most in able], base)
+        if not shape.num_drafts:
+            self._rest(len(decoding), shape)
+            return
+        self._shape, self._sleeps_until = shape, 0
+        self._give_room(able, shape, prompts)
+
+    def _weigh(
+        self, able: Sequence[tuple[Request, int]], load: Load, sources: Sequence[str], *, is_free: bool
+    ) -> list[Shape]:
+        """The best shape of each depth, drafted by these proposers; the plain one first."""
+        if not sources or not able:
+            return []
+        ladders = self._ladders(able, sources)
+        verify = load.verifying(self.verify, ladders.size)
+        if is_free or self.draft is None:
+            return shapes_by_depth(load.decoding, ladders, Costs(verify))
+        for request, _ in able:
+            self._lags[request.request_id] = self.sources.lag(request)
+        behind = sum(max(self._lags[request.request_id] - 2, 0) for request, _ in able)
+        opening = self.draft.at(behind) / OPENING_STEPS
+        drafting = self.draft.span(0, len(able))
+        return shapes_by_depth(load.decoding, ladders, Costs(verify, drafting, opening))
+
+    def _ladders(self, able: Sequence[tuple[Request, int]], sources: Sequence[str]) -> np.ndarray:
+        """S of every request, by the proposer from which most is expected."""
+        found: np.ndarray | None = None
+        for source in sources:
+            asks = [Ask(request.request_id, source, most) for request, most in able]
+            ladders = np.cumprod(self.acceptance.chances(asks, self.step), axis=1)
+            if found is None:
+                found = ladders
+            else:
+                found = np.where((ladders.sum(axis=1) > found.sum(axis=1))[:, None], ladders, found)
+        assert found is not None
+        return found
+
+    def _settle(self, free: Sequence[Shape], costly: Sequence[Shape]) -> tuple[Shape, int]:
+        """The best shape, or the one of the level that is served now where the best is hardly better.
+
+        A level is a depth where drafting costs passes; where it is free there is but on and off.
+        """
+        levels = {0: free[0]} | {shape.max_depth: shape for shape in costly}
+        if len(free) > 1:
+            levels[FREE] = free[-1]
+        best = max(levels, key=lambda level: levels[level].rate)
+        kept = levels.get(self.level)
+        if best and kept is not None and levels[best].rate <= kept.rate * (1.0 + MARGIN):
+            return kept, self.level
+        return levels[best], best
+
+    def _probe(self, shape: Shape, plain: Shape, most: Sequence[int], load: Load) -> Shape:
+        """Now and then something else, to learn; what that may cost is bounded."""
+        self._kind = "plan" if shape.num_drafts else "zero"
+        if shape.num_drafts:
+            loss = max(shape.rate / plain.rate - 1.0, 0.0)
+            if self.probes.plain_is_due(self.step, load.decoding, loss):
+                self._kind = "plain probe"
+                return Shape((0,) * len(shape.depths), 0.0, plain.seconds, plain.rate)
+        else:
+            lags = list(self._lags.values()) or [0] * len(most)
+            small = small_probe(self.step, most, lags)
+            seconds = self._seconds_of(small, lags, load)
+            if self.probes.draft_is_due(self.step, max(seconds / plain.seconds - 1.0, 0.0)):
+                self._kind = "probe"
+                return Shape(small, 0.0, seconds, load.decoding / seconds)
+        return shape
+
+    def _seconds_of(self, depths: Sequence[int], lags: Sequence[int], load: Load) -> float:
+        """What a step with these depths takes, catching up in full."""
+        seconds = float(load.verifying(self.verify, sum(depths))[-1])
+        if self.draft is not None and self.sources.costly is not None:
+            seconds += sum(self.draft.at(sum(d > j for d in depths)) for j in range(1, max(depths)))
+            seconds += self.draft.at(sum(lag for lag, depth in zip(lags, depths, strict=True) if depth))
+        return seconds
+
+    def _rest(self, num_decoding: int, shape: Shape) -> None:
+        """No drafts in this step; at zero, none in those behind it either until something changes."""
+        self._shape = shape
+        if self._kind == "zero":
+            self._sleeps_until = min(self.step + ZERO_STEPS, max(self.probes.next_draft, self.step + 1))
+            self._slept_at, self._slept_from = num_decoding, self.step
+
+    def _change_level(self, level: int) -> None:
+        self.totals.num_changes += level != self.level
+        self.level = level
+
+    def _give_room(self, able: Sequence[tuple[Request, int]], shape: Shape, prompts: int) -> None:
+        """Room by the plan; a free offer may use all there is, unless prompts wait for it."""
+        is_planned = self._kind == "probe" or not self.sources.looks or bool(prompts) or not self.sources.free
+        for (request, most), depth in zip(able, shape.depths, strict=True):
+            room = depth if is_planned else most
+            if room:
+                self._room[request.request_id] = room
+            if depth and (self.level != FREE or self._kind == "probe"):  # what is free is not asked of a model
+                self._asked[request.request_id] = depth
+
+    def budget(self, request: Request) -> int:
+        """Most drafts for this request in the step that was prepared."""
+        return self._room.get(request.request_id, 0) if self._room else 0
+
+    # ------------------------------------------------------------------ between several proposers
+
+    def choose(self, row: Row, offers: Sequence[Offer]) -> int:
+        """The offer from which most accepted drafts are expected; the earlier one of equals."""
+        return max(range(len(offers)), key=lambda i: self._expected_of(row, offers[i]))
+
+    def wants_model_draft(self, row: Row, free: Offer) -> int:
+        """How many drafts to ask of the model: what was planned, unless the free offer makes it a waste."""
+        if self.sources.costly is None or self.draft is None:
+            return 0
+        request_id = row.request.request_id
+        asked = min(self._asked.get(request_id, 0), row.max_drafts)
+        if asked and free.token_ids:
+            chances = self.acceptance.chances([Ask(request_id, self.sources.costly, asked)], self.step)
+            more = float(np.cumprod(chances).sum()) - self._expected_of(row, free)
+            rows = max(len(self._asked), 1)
+            price = asked * self.draft.at(rows) / rows * (self._shape.rate if self._shape else 0.0)
+            asked = asked if more > price else 0
+        self._asked[request_id] = asked
+        return asked
+
+    def _ask(self, row: Row, offer: Offer) -> Ask:
+        most = min(len(offer.token_ids), row.max_drafts)
+        confidences = offer.confidences[:most] if self.sources.looks else ()
+        return Ask(row.request.request_id, offer.source, most, confidences)
+
+    def _expected_of(self, row: Row, offer: Offer) -> float:
+        """Drafts of an offer that will be accepted."""
+        return float(np.cumprod(self.acceptance.chances([self._ask(row, offer)], self.step)).sum())
+
+    # ------------------------------------------------------------------ after drafting
+
+    def admit(self, plan: Plan, drafts: Drafts) -> Batch:
+        """Keep the drafts that are worth verifying; where looking is not allowed, all that were planned."""
+        self._is_plain = drafts.offers.count(NO_OFFER) == len(drafts.offers)
+        if self._is_plain:
+            return Batch(plan.rows)
+        offered = [(i, row, offer) for i, (row, offer) in enumerate(zip(plan, drafts, strict=True)) if offer.token_ids]
+        chances = self.acceptance.chances([self._ask(row, offer) for _, row, offer in offered], self.step)
+        if self.sources.looks and self._kind != "probe":
+            depths: Sequence[int] = self._worthwhile(plan, np.cumprod(chances, axis=1))
+        else:
+            depths = [row.max_drafts for _, row, _ in offered]
+        rows = list(plan.rows)
+        for r, ((i, row, offer), depth) in enumerate(zip(offered, depths, strict=True)):
+            self._offers[row.request.request_id] = (offer, chances[r, :depth])
+            rows[i] = attach(row, offer.cut(depth))
+        return Batch(tuple(rows))
+
+    def _worthwhile(self, plan: Plan, ladders: np.ndarray) -> tuple[int, ...]:
+        """Drafts of each offer that pay for their verification; what drafting took is spent already."""
+        load = Load.of(plan.rows)
+        verify = load.verifying(self.verify, ladders.size) + self._drafting_seconds(plan.rows)
+        return best_shape(load.decoding, ladders, Costs(verify)).depths
+
+    def _drafting_seconds(self, rows: Sequence[Row]) -> float:
+        sizes = self._passes(rows)
+        return sum(self.draft.at(n) for n in sizes) if self.draft is not None else 0.0
+
+    def _passes(self, rows: Sequence[Row]) -> list[int]:
+        """Tokens of each of the costly proposer's passes in this step."""
+        if self.draft is None or not self._asked:
+            return []
+        asked = [self._asked.get(row.request.request_id, 0) if row.max_drafts else 0 for row in rows]
+        first = sum(
+            (self._lags.get(row.request.request_id, 1) if row.chooses else row.num_base)
+            for row, depth in zip(rows, asked, strict=True)
+            if depth or row.num_base > 1
+        )
+        return [first, *(sum(depth > j for depth in asked) for j in range(1, max(asked, default=0)))]
+
+    # ------------------------------------------------------------------ afterwards
+
+    def observe(self, batch: Batch, verdict: Verdict, seconds: StepSeconds) -> None:
+        """Learn what the step cost and which drafts were right."""
+        totals = self.totals
+        totals.num_steps += 1
+        is_plain = self._is_plain or not any(row.draft_token_ids for row in batch)
+        totals.num_zero_steps += is_plain
+        if self._kind in ("zero", "prompts") and is_plain and self.trace is None and totals.num_steps % LEARN_EVERY:
+            return
+        load = Load.of(batch.rows)
+        predicted = self._learn_cost(batch, load, seconds, is_plain)
+        totals.time(predicted, seconds.draft + seconds.verify)
+        if not is_plain:
+            self._learn_acceptance(batch, verdict)
+        if self.trace is not None:
+            self.trace.write(self._record(batch, verdict, load, predicted, seconds))
+
+    def _learn_cost(self, batch: Batch, load: Load, seconds: StepSeconds, is_plain: bool) -> float:
+        """Returns the seconds that were expected."""
+        tokens = batch.num_tokens
+        predicted = self.verify.seconds(tokens, load.keys, load.prompts)
+        self.verify.observe([tokens], seconds.verify, load.keys, load.prompts)
+        if is_plain:
+            self.probes.saw_plain(self.step, load.decoding)
+        passes = self._passes(batch.rows)
+        if passes and self.draft is not None:
+            predicted += sum(self.draft.at(n) for n in passes)
+            self.draft.observe(passes, seconds.draft)
+        return predicted
+
+    def _learn_acceptance(self, batch: Batch, verdict: Verdict) -> None:
+        outcomes = []
+        for index, row in enumerate(batch):
+            drafted = len(row.draft_token_ids)
+            if row.max_drafts:
+                self.totals.lengths[drafted] += 1
+            if drafted and not verdict.failed[index]:
+                offer, _ = self._offers[row.request.request_id]
+                accepted = verdict.num_accepted(index)
+                outcomes.append(
+                    Outcome(row.request.request_id, row.source, drafted, accepted, offer.confidences[:drafted])
+                )
+        self.acceptance.learn(outcomes, self.step)
+
+    def _record(self, batch: Batch, verdict: Verdict, load: Load, predicted: float, seconds: StepSeconds) -> StepRecord:
+        rows = []
+        for index, row in enumerate(batch):
+            if row.chooses and row.num_base == 1:
+                offer, own = self._offers.get(row.request.request_id, (NO_OFFER, _NOTHING))
+                gain = float(np.cumprod(own).sum())
+                drafted, admitted = len(offer.token_ids), len(row.draft_token_ids)
+                rows.append(
+                    RowRecord(
+                        row.request.request_id, offer.source, row.max_drafts, drafted, admitted,
+                        verdict.num_accepted(index), gain, tuple(own.tolist()),
+                    )
+                )  # fmt: skip
+        rate = self._shape.rate if self._shape is not None else self._plain_rate
+        return StepRecord(
+            self.step, self._kind, load.decoding, load.prompts, load.keys, batch.num_tokens, predicted,
+            seconds.draft, seconds.verify, rate, self._plain_rate, tuple(rows),
+        )  # fmt: skip
+
+    def _prune(self, running: Sequence[Request], waiting: Sequence[Request]) -> None:
+        if self.acceptance.num_requests > 2 * len(running) + 64:
+            self.acceptance.keep({r.request_id for r in running} | {r.request_id for r in waiting})

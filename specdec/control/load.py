@@ -1,0 +1,58 @@
+"""Load: what a step computes besides drafts, and who may draft. Values only; they decide nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdec.batch import Row
+from specdec.control.cost import ForwardCost
+from specdec.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Who may draft.
+
+    free     proposers that cost nothing to ask
+    costly   the one that runs a model, if any
+    lag      request -> tokens the costly one must compute before it can draft, the last known one included
+    looks    False where only what is known before the draw may decide (acceptance "rejection")
+    """
+
+    free: tuple[str, ...] = ()
+    costly: str | None = None
+    lag: Callable[[Request], int] = lambda request: 1
+    looks: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a step computes besides drafts.
+
+    decoding   rows with one token each; keys: cached tokens they read; prompts: prompt tokens beside them
+    """
+
+    decoding: int
+    keys: int
+    prompts: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Load:
+        """Of the rows of a step."""
+        decoding = keys = prompts = 0
+        for row in rows:
+            keys += row.start
+            if row.chooses and row.num_base == 1:
+                decoding += 1
+            else:
+                prompts += row.num_base
+        return cls(decoding, keys, prompts)
+
+    def verifying(self, cost: ForwardCost, most: int) -> np.ndarray:
+        """Seconds of decoding with 0..most drafts, [most + 1]: alone, and what drafts add beside the prompts."""
+        base = self.decoding + self.prompts
+        rest = cost.seconds(self.decoding, self.keys) - cost.at(base)
+        return cost.span(base, base + most) + rest

@@ -1,0 +1,63 @@
+"""Probing: when to do what is not believed best, to find out, and what that may cost.
+
+It knows steps and losses; a loss is counted in plain steps. A probe is made once its loss has been
+saved up, as a share of the steps since the last one, so probing never takes more than that share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+SHARE, YOUNG_SHARE, YOUNG_STEPS = 0.006, 0.03, 100  # of all steps; more in the beginning
+FEWEST_STEPS = 8  # between two probes of a kind
+FIRST_CREDIT = 50  # steps credited at the start, so that little is believed for long
+ROWS_PART, MOST_DRAFTS = 8, 3  # a probe drafts for one row in eight, so deep
+
+
+class Probes:
+    """Remembers when each kind of step was last seen.
+
+    next_draft   step at which the next probe with drafts can be afforded
+    """
+
+    def __init__(self) -> None:
+        self.next_draft = 0
+        self._last_draft = -FIRST_CREDIT
+        self._last_plain: dict[int, int] = {}
+
+    def draft_is_due(self, step: int, loss: float) -> bool:
+        """True where a probe with drafts can be afforded now; it is then taken to be made."""
+        self.next_draft = self._last_draft + _interval(step, loss)
+        if step < self.next_draft:
+            return False
+        self._last_draft = step
+        self.next_draft = step + _interval(step, loss)
+        return True
+
+    def plain_is_due(self, step: int, rows: int, loss: float) -> bool:
+        """True where a step without drafts can be afforded, for a number of rows like this one."""
+        last = self._last_plain.setdefault(rows.bit_length(), step - FIRST_CREDIT // 2)
+        return step >= last + _interval(step, loss)
+
+    def saw_plain(self, step: int, rows: int) -> None:
+        """A step without drafts was served, for whatever reason."""
+        self._last_plain[rows.bit_length()] = step
+
+
+def _interval(step: int, loss: float) -> int:
+    """Steps that pay for a loss."""
+    share = SHARE + YOUNG_SHARE * YOUNG_STEPS / (YOUNG_STEPS + step)
+    return max(FEWEST_STEPS, math.ceil(loss / share))
+
+
+def small_probe(step: int, most: Sequence[int], lags: Sequence[int]) -> tuple[int, ...]:
+    """Depths of a probe: a few rows, those that lag least, in turn where none does.
+
+    most   drafts each row may have
+    lags   tokens each row's draft lacks
+    """
+    count = max(1, len(most) // ROWS_PART)
+    order = sorted(range(len(most)), key=lambda i: (lags[i], (i - step) % len(most)))
+    chosen = set(order[:count])
+    return tuple(min(own, MOST_DRAFTS) if i in chosen else 0 for i, own in enumerate(most))

@@ -1,0 +1,114 @@
+"""Claims about the acceptance estimates: calibrated, quick, forgetful, and better with confidences."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from specdec.control.acceptance import Acceptance, Ask, Outcome
+
+SOURCE = "someone"
+
+
+def ask(acceptance: Acceptance, name: str, depth: int = 1, step: int = 0, conf: tuple[float, ...] = ()) -> list[float]:
+    return [float(c) for c in acceptance.chances([Ask(name, SOURCE, depth, conf)], step)[0]]
+
+
+def draw(rng: random.Random, chances: list[float]) -> int:
+    """How many drafts are right before the first wrong one."""
+    accepted = 0
+    while accepted < len(chances) and rng.random() < chances[accepted]:
+        accepted += 1
+    return accepted
+
+
+def calibration_error(believe: Callable[[float], float]) -> float:
+    """Mean distance of belief and truth by tenths of the belief, over 300 requests of three kinds, 30 steps each.
+
+    Twenty run at a time. The controller is asked before it hears; `believe` may replace what it says.
+    """
+    rng, acceptance = random.Random(1), Acceptance()
+    pairs: list[tuple[float, bool]] = []
+    for group in range(15):
+        kinds = [rng.choice([0.1, 0.6, 0.95]) for _ in range(20)]
+        for step in range(30 * group, 30 * group + 30):
+            names = [f"{group}-{r}" for r in range(20)]
+            said = acceptance.chances([Ask(name, SOURCE, 3) for name in names], step)
+            outcomes = []
+            for r, name in enumerate(names):
+                accepted = draw(rng, [min(kinds[r] * 1.02**j, 0.97) for j in range(3)])
+                pairs += [(believe(float(said[r, j])), j < accepted) for j in range(min(accepted + 1, 3))]
+                outcomes.append(Outcome(name, SOURCE, 3, accepted))
+            acceptance.learn(outcomes, step)
+    beliefs, right = np.array([p for p, _ in pairs]), np.array([r for _, r in pairs])
+    tenths = np.minimum((beliefs * 10).astype(int), 9)
+    return sum(abs(beliefs[tenths == b].mean() - right[tenths == b].mean()) * (tenths == b).mean() for b in set(tenths))
+
+
+def test_beliefs_are_calibrated() -> None:
+    """15,000 judged drafts; a tenth of them wanders by under 0.03 (three deviations), so 0.07 is not met by luck."""
+    assert calibration_error(lambda said: said) < 0.07
+
+
+def test_a_belief_that_is_off_is_found_out() -> None:
+    """Negative control."""
+    assert calibration_error(lambda said: said**3) > 0.1
+
+
+def test_a_new_request_starts_from_the_prior_of_its_proposer() -> None:
+    acceptance, rng = Acceptance(), random.Random(0)
+    start = ask(acceptance, "new")[0]
+    for step in range(200):
+        for r in range(4):
+            acceptance.learn([Outcome(f"{r}", SOURCE, 1, int(rng.random() < 0.9))], step)
+    assert ask(acceptance, "new", step=200)[0] > start + 0.15
+    other = acceptance.chances([Ask("new", "another", 1)], 200)[0, 0]
+    assert other == pytest.approx(start)
+
+
+def test_a_request_is_known_after_a_dozen_outcomes_and_known_anew_when_it_changes() -> None:
+    acceptance = Acceptance()
+    for step in range(12):
+        acceptance.learn([Outcome("good", SOURCE, 2, 2), Outcome("bad", SOURCE, 2, 0)], step)
+    assert ask(acceptance, "good", step=12)[0] > 0.75 and ask(acceptance, "bad", step=12)[0] < 0.25
+    for step in range(12, 42):
+        acceptance.learn([Outcome("good", SOURCE, 2, 0)], step)
+    assert ask(acceptance, "good", step=42)[0] < 0.25
+
+
+def test_what_was_not_tried_for_long_is_tried_again() -> None:
+    """A request that was refused drifts back to the prior of all, so it is not refused for ever."""
+    acceptance = Acceptance()
+    for step in range(300):
+        acceptance.learn([Outcome("steady", SOURCE, 1, 1), Outcome("odd", SOURCE, 1, 0)][: 1 + (step < 20)], step)
+    soon, late = ask(acceptance, "odd", step=20)[0], ask(acceptance, "odd", step=299)[0]
+    assert late > soon + 0.2
+
+
+def log_loss(with_confidences: bool) -> float:
+    """Of requests whose proposer knows when it is right; ten at a time, the first third not counted."""
+    rng, acceptance, losses = random.Random(2), Acceptance(), []
+    for step in range(150):
+        chances = [rng.choice([0.1, 0.9]) for _ in range(10)]
+        confs = [(0.7 if c > 0.5 else 0.4,) for c in chances]  # in the right order, but not chances
+        asks = [Ask(str(r), SOURCE, 1, confs[r] if with_confidences else ()) for r in range(10)]
+        said = acceptance.chances(asks, step)[:, 0]
+        right = [rng.random() < c for c in chances]
+        losses += [-float(np.log(s if y else 1.0 - s)) for s, y in zip(said, right, strict=True)]
+        acceptance.learn([Outcome(str(r), SOURCE, 1, int(right[r]), confs[r]) for r in range(10)], step)
+    return float(np.mean(losses[500:]))
+
+
+def test_confidences_are_fitted_and_help() -> None:
+    """The best is 0.325 nats, coin tosses are 0.693."""
+    assert log_loss(True) < 0.45 < 0.65 < log_loss(False)
+
+
+def test_requests_that_are_gone_are_forgotten() -> None:
+    acceptance = Acceptance()
+    acceptance.learn([Outcome(str(r), SOURCE, 1, 1) for r in range(5)], 0)
+    acceptance.keep({"1", "2"})
+    assert acceptance.num_requests == 2

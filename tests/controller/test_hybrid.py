@@ -1,0 +1,73 @@
+"""Claims about the controller as the hybrid's policy: who drafts for a row, and that the text stays the target's."""
+
+from __future__ import annotations
+
+import specdec
+from specdec.batch import NO_OFFER, Offer, Row
+from specdec.control.acceptance import Outcome
+from specdec.control.adaptive import AdaptiveLength
+from specdec.control.cost import ForwardCost
+from specdec.control.load import Sources
+from specdec.controller import FixedLength
+from specdec.llm import LLM
+from specdec.proposers.hybrid import HybridProposer
+from tests.controller.test_adaptive import decoding
+from tests.engines import assert_clean, ids, llm
+
+PROMPTS = [[65, 66, 67, 65, 66], [70, 71, 72, 73], [80, 81, 80, 81, 80, 81]]
+
+
+def policy(free_is_right: bool, draft_seconds: float = 0.0005) -> AdaptiveLength:
+    """A controller that has seen the model to be right, and the free proposer to be so or not, for one request."""
+    sources = Sources(free=("lookup",), costly="model")
+    draft = ForwardCost(512, {1: draft_seconds, 512: 2 * draft_seconds})
+    controller = AdaptiveLength(FixedLength(4, None), sources, ForwardCost(512, {1: 0.01, 512: 0.02}), draft)
+    controller.probes.plain_is_due = lambda *_: False  # type: ignore[method-assign]
+    for step in range(30):
+        controller.acceptance.learn([Outcome(f"a{step}", "model", 4, 4)], step)
+        controller.acceptance.learn([Outcome(f"b{step}", "lookup", 4, 4 if free_is_right else 0)], step)
+    controller.step = 30
+    return controller
+
+
+def asked(controller: AdaptiveLength, free: Offer) -> int:
+    """Drafts the model is asked for."""
+    request = decoding("r")
+    controller.prepare([request], [])
+    row = Row(request, 9, 1, controller.budget(request))
+    return controller.wants_model_draft(row, free)
+
+
+LOOKUP = Offer((1, 2, 3, 4), "lookup")
+
+
+def test_the_model_is_asked_where_nothing_is_free_or_what_is_free_is_wrong() -> None:
+    assert asked(policy(free_is_right=False), NO_OFFER) == 4
+    assert asked(policy(free_is_right=False), LOOKUP) == 4
+    assert asked(policy(free_is_right=True), LOOKUP) == 0
+
+
+def test_the_model_is_not_asked_where_its_passes_cost_more_than_they_bring() -> None:
+    assert asked(policy(free_is_right=False, draft_seconds=1.0), NO_OFFER) == 0
+
+
+def test_the_better_offer_is_taken() -> None:
+    model = Offer((1, 2, 3, 4), "model")
+    for right in (False, True):
+        controller = policy(free_is_right=right)
+        row = Row(decoding("r"), 9, 1, 4)
+        assert controller.choose(row, [LOOKUP, model]) == (0 if right else 1)
+
+
+def test_an_adaptive_hybrid_says_what_the_target_says(toy: str) -> None:
+    """Lookup, suffix and a self-draft under one controller, against plain decoding, in float64."""
+    speculative = specdec.SpeculativeConfig(method="hybrid", draft=toy, num_speculative_tokens=4)
+    made = LLM(toy, "hybrid", speculative=speculative, dtype="float64", num_kv_blocks=64)
+    controller, proposer = made.engine.controller, made.engine.proposer
+    assert isinstance(controller, AdaptiveLength) and isinstance(proposer, HybridProposer)
+    assert proposer.policy is controller and controller.sources.costly == "draft_model"
+    for temperature in (0.0, 1.0):
+        params = {"max_tokens": 40, "seed": 3, "temperature": temperature}
+        assert ids(made, PROMPTS, **params) == ids(llm(toy), PROMPTS, **params)
+    assert_clean(made)
+    assert controller.totals.num_steps > 40
