@@ -85,7 +85,8 @@ def encode(record: dict[str, Any], tokenizer: Any, eos_token_id: int, most: int,
 
 def split(records: Sequence[dict[str, Any]], heldout_percent: float) -> tuple[list[Any], list[Any]]:
     """Training and held-out records, by a hash of the prompt: all answers to one prompt fall on one side."""
-    training, heldout = [], []
+    training: list[Any] = []
+    heldout: list[Any] = []
     for record in records:
         place = int.from_bytes(hashlib.sha256(record["prompt"].encode()).digest()[:4], "big") / 2**32
         (heldout if place < heldout_percent / 100 else training).append(record)

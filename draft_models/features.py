@@ -39,7 +39,7 @@ class Sample:
 class FeatureTap:
     """Captures entry features of a transformers model while it runs."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[int]) -> None:
+    def __init__(self, model: Any, layers: Sequence[int]) -> None:
         self.layers = tuple(layers)
         self.body: Any = model.get_decoder() if hasattr(model, "get_decoder") else model.model
         num_layers = len(self.body.layers)

@@ -179,4 +179,5 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, own: list[tuple[Tensor,
     mixed = (true.flatten(2, 3) @ values).unflatten(2, (-1, num_rows))
     for step, (_, v) in enumerate(own):
         mixed = mixed + weights[..., keys.shape[2] + step, None] * v[:, :, None]
-    return mixed.flatten(1, 2).transpose(1, 2).flatten(2)
+    joined: Tensor = mixed.flatten(1, 2).transpose(1, 2).flatten(2)
+    return joined

@@ -41,7 +41,8 @@ def _right(recipe: Any, view: StepView, noise_seed: int | None) -> Tensor:
     scores = view.scores
     if noise_seed is not None:
         scores = scores.log_softmax(-1) + noise_given_text(view, recipe.draft_ids, noise_seed)
-    return recipe.draft_ids[scores.argmax(-1)] == view.tokens
+    is_right: Tensor = recipe.draft_ids[scores.argmax(-1)] == view.tokens
+    return is_right
 
 
 def noise_given_text(view: StepView, draft_ids: Tensor, seed: int) -> Tensor:
@@ -58,7 +59,8 @@ def noise_given_text(view: StepView, draft_ids: Tensor, seed: int) -> Tensor:
     top = -(-torch.rand(len(log_law), 1, generator=generator, device=log_law.device).clamp(1e-20, 1 - 1e-7).log()).log()
     sums = -torch.logaddexp(-top.expand_as(log_law), -(log_law - (-free.log()).log()))
     won = draft_ids[None] == view.tokens[:, None]
-    return torch.where(won, top, sums) - log_law
+    noise: Tensor = torch.where(won, top, sums) - log_law
+    return noise
 
 
 def tally(tables: Sequence[Tensor], k: int) -> Tally:

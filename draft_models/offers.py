@@ -24,8 +24,8 @@ def ngram_runs(sample: Sample, k: int, shortest: int = 2, longest: int = 4) -> T
     proposer.start(request)
     runs = []
     for known in range(first + 1, len(ids)):
-        [offer] = proposer.propose(Plan((Row(request, known - 1, 1, max_drafts=k),))).token_ids
-        runs.append(leading(offer, ids[known : known + k]) if offer else -1)
+        [offer] = proposer.propose(Plan((Row(request, known - 1, 1, max_drafts=k),)))
+        runs.append(leading(offer.token_ids, ids[known : known + k]) if offer.token_ids else -1)
         request.token_ids.append(ids[known])
     return torch.tensor(runs, dtype=torch.int64)
 

@@ -24,7 +24,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One update of every matrix that has a gradient."""
         for settings in self.param_groups:
             for p in settings["params"]:
@@ -45,7 +45,8 @@ def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         gram = x @ x.T
         x = 3.4445 * x + (2.0315 * gram @ gram - 4.7750 * gram) @ x
-    return (x.T if is_tall else x).to(matrix.dtype)
+    whole: Tensor = x.T if is_tall else x
+    return whole.to(matrix.dtype)
 
 
 def build(model: nn.Module, muon_rate: float, adam_rate: float, fc_scale: float = 1.0) -> list[torch.optim.Optimizer]:
@@ -77,7 +78,7 @@ def set_rate(optimisers: Iterable[Any], factor: float) -> None:
             settings["lr"] = settings["base_rate"] * factor
 
 
-def rate_factor(step: int, share_done: float, warmup: int = 20, cooldown: float = 0.25) -> float:
+def rate_factor(step: int, share_done: float, warmup: int = 10, cooldown: float = 0.25) -> float:
     """Up over `warmup` steps, level, then down in a line to 5 % over the last `cooldown` share of the run."""
     down = min(1.0, max(0.0, 1.0 - share_done) / cooldown)
     return min(1.0, (step + 1) / warmup) * max(0.05, down)

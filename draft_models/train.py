@@ -48,10 +48,10 @@ def parser() -> argparse.ArgumentParser:
     add("--minutes", type=float, help="stop (and save) after this long; run again to continue")
     add("--batch-rows", type=int, default=1024)
     add("--unroll", type=int, default=3, help="steps of the training-time test (1 for --method llama)")
-    add("--muon-rate", type=float, default=0.02)
+    add("--muon-rate", type=float, default=0.004)
     add("--adam-rate", type=float, default=3e-4)
     add("--heldout-percent", type=float, default=1.0)
-    add("--heldout-most", type=int, default=16, help="held-out examples measured while training")
+    add("--heldout-most", type=int, default=40, help="held-out examples measured while training")
     add("--every", type=float, default=240.0, help="seconds between two measures")
     add("--seed", type=int, default=0)
     return flags

@@ -41,7 +41,7 @@ class Settings:
     batch_rows: int = 1024
     unroll: int = 3
     decay: float = 0.8
-    muon_rate: float = 0.02
+    muon_rate: float = 0.004
     adam_rate: float = 3e-4
     fc_scale: float = 1.0
     clip: float = 1.0

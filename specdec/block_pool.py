@@ -91,6 +91,16 @@ class BlockPool:
                 else:
                     self._free.append(block)
 
+    def note_draft(self, table: Sequence[int], start: int, end: int) -> None:
+        """A draft's part is valid up to position `end` after a step that began at `start`.
+
+        Blocks behind `start` follow the draft exactly; those before it are committed, so they only gain.
+        """
+        size, ready = self.block_size, self.draft_ready
+        for i in range(min(start, end) // size, len(table)):
+            now = min(max(end - i * size, 0), size)
+            ready[table[i]] = max(ready[table[i]], now) if (i + 1) * size <= start else now
+
     # ------------------------------------------------------------------ prefix cache
 
     def root_hash(self, salt: str | None) -> bytes:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from specdec.errors import InvalidRequestError
 
-Method = Literal["auto", "none", "ngram", "suffix", "draft_model", "hybrid"]
-METHODS: tuple[str, ...] = ("auto", "none", "ngram", "suffix", "draft_model", "hybrid")
+Method = Literal["auto", "none", "ngram", "suffix", "draft_model", "eagle", "hybrid"]
+METHODS: tuple[str, ...] = ("auto", "none", "ngram", "suffix", "draft_model", "eagle", "hybrid")
 DTYPES: tuple[str, ...] = ("auto", "float64", "float32", "bfloat16", "float16")
 QUANTIZATIONS: tuple[str, ...] = ("none", "int4", "int8", "int4-a8", "int8-a8")
 MAX_SPECULATIVE_TOKENS = 64
@@ -110,7 +110,8 @@ class SpeculativeConfig:
 
     method                  "auto" follows `draft`; "none" turns speculation off
     num_speculative_tokens  most drafts a row and step; None: the method's own default
-    draft                   model id or path of a second model (methods "draft_model" and "hybrid")
+    draft                   model id or path of a second model (methods "draft_model" and "hybrid") or of a feature
+                            draft ("eagle" and "hybrid")
     adaptive                let a controller choose the length per step; not built yet, so only False
     acceptance              "coupled": the target's own seeded sample decides (shared noise); "rejection": drafts
                             are drawn by a noise of their own and judged by the ratio of the laws, which accepts a
@@ -134,6 +135,12 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
         _check_choice("acceptance", self.acceptance, ("coupled", "rejection"))
+        if self.acceptance == "rejection" and self.method == "hybrid" and self.draft is not None:
+            raise InvalidRequestError(
+                "acceptance 'rejection' is given with method 'hybrid', which picks an offer after it is drawn; "
+                "name method 'draft_model', or keep acceptance 'coupled'",
+                param="acceptance",
+            )
         _check_choice("forced_tokens", self.forced_tokens, (True, False))
         if self.adaptive:
             raise InvalidRequestError("adaptive=True is not supported yet; draft lengths are fixed", param="adaptive")
@@ -142,9 +149,9 @@ class SpeculativeConfig:
         _check_range("prompt_lookup_max", self.prompt_lookup_max, 1, 64)
         _check_range("prompt_lookup_min", self.prompt_lookup_min, 1, self.prompt_lookup_max)
         _check_range("suffix_store_tokens", self.suffix_store_tokens, 0, 2**26)
-        if self.method == "draft_model" and self.draft is None:
+        if self.method in ("draft_model", "eagle") and self.draft is None:
             raise InvalidRequestError(
-                "method 'draft_model' needs draft=<model id or directory>; method 'ngram' needs no second model",
+                f"method {self.method!r} needs draft=<model id or directory>; method 'ngram' needs no second model",
                 param="draft",
             )
 

@@ -85,12 +85,12 @@ def free_memory(device: torch.device, share: float) -> int:
     return min(int(psutil.virtual_memory().available) // 8, 4 * 2**30)
 
 
-def count_blocks(memory: int, block_size: int, token_bytes: int) -> int:
+def count_blocks(memory: int, block_size: int, block_bytes: int) -> int:
     """Blocks of target and draft together that fit `memory` bytes: one division."""
-    num_blocks = memory // (block_size * token_bytes)
+    num_blocks = memory // block_bytes
     if num_blocks < 1:
         raise InvalidRequestError(
-            f"kv_cache_memory is {memory} bytes; one block of {block_size} tokens takes {block_size * token_bytes}",
+            f"kv_cache_memory is {memory} bytes; one block of {block_size} tokens takes {block_bytes}",
             param="kv_cache_memory",
         )
     return int(num_blocks)

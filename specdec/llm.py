@@ -9,7 +9,7 @@ import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,24 +53,18 @@ def engine_config(
     num_threads: int | None = None,
 ) -> EngineConfig:
     """Compose an EngineConfig from flat options; the flags of the server are these names."""
-    target = os.fspath(target) if isinstance(target, os.PathLike) else target
-    draft = os.fspath(draft) if isinstance(draft, os.PathLike) else draft
-    resolved = resolve_draft(draft, _speculative_config(speculative), str(target))
+    resolved = resolve_draft(_name(draft), _speculative_config(speculative), str(target))
     if draft_device is not None and draft_device != device:
         raise InvalidRequestError(
             f"draft_device is {draft_device!r}; the draft shares the target's blocks and must be on {device!r}",
             param="draft_device",
         )
-    draft_model = None
-    if resolved.draft is not None and draft_dtype is not None:
-        draft_model = ModelConfig(model=resolved.draft, dtype=draft_dtype, device=device, quantization=quantization)
-    if max_num_batched_tokens is None:
-        max_num_batched_tokens = _default_batched_tokens(device, max_num_seqs)
+    model = ModelConfig(
+        model=_name(target), dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization
+    )
     return EngineConfig(
-        target=ModelConfig(
-            model=target, dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization
-        ),
-        draft=draft_model,
+        target=model,
+        draft=_draft_model(model, resolved.draft, draft_dtype),
         cache=CacheConfig(
             block_size=block_size,
             kv_cache_memory=kv_cache_memory,
@@ -78,11 +72,22 @@ def engine_config(
             enable_prefix_caching=enable_prefix_caching,
             gpu_memory_utilization=gpu_memory_utilization,
         ),
-        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+        scheduler=_scheduler_config(max_num_batched_tokens, device, max_num_seqs),
         speculative=resolved,
         seed=seed,
         num_threads=num_threads,
     )
+
+
+def _draft_model(target: ModelConfig, draft: str | None, dtype: str | None) -> ModelConfig | None:
+    """The draft's own configuration; None where it follows the target's in everything."""
+    if draft is None or dtype is None:
+        return None
+    return replace(target, model=draft, dtype=dtype, max_model_len=None)
+
+
+def _name(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _speculative_config(value: SpeculativeConfig | Mapping[str, Any] | None) -> SpeculativeConfig:
@@ -97,10 +102,12 @@ def _speculative_config(value: SpeculativeConfig | Mapping[str, Any] | None) -> 
     )
 
 
-def _default_batched_tokens(device: str, max_num_seqs: int) -> int:
+def _scheduler_config(tokens: int | None, device: str, max_num_seqs: int) -> SchedulerConfig:
     """Tokens of a step: on CPU a chunk of 256 keeps others waiting half as long as one of 512, at the same rate."""
-    least = CPU_BATCHED_TOKENS if pick_device(device).type == "cpu" else BATCHED_TOKENS
-    return max(least, max_num_seqs)
+    if tokens is None:
+        least = CPU_BATCHED_TOKENS if pick_device(device).type == "cpu" else BATCHED_TOKENS
+        tokens = max(least, max_num_seqs) if isinstance(max_num_seqs, int) else least
+    return SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens)
 
 
 @dataclass(slots=True)

@@ -80,6 +80,8 @@ def test_a_wheel_is_whole_and_lives_beside_another_kernels(toy: str, stand_in: P
         archive.extractall(installed)
     top = {name.split("/")[0] for name in names}
     assert {t for t in top if not t.endswith(".dist-info")} == {"specdec"}
+    shipped = {f"specdec/drafts/smollm2-135m/{p.name}" for p in (ROOT / "draft_models/smollm2-135m").iterdir()}
+    assert shipped <= set(names) and "specdec/drafts/smollm2-135m/model.safetensors" in shipped
     sources = {p.name for p in (ROOT / "kernels/native").iterdir() if p.suffix in (".cpp", ".h")}
     assert sources <= {Path(name).name for name in names}
     assert str(installed) in _run(toy, [stand_in, installed], tmp_path)

@@ -61,7 +61,7 @@ def pack(weights: LlamaWeights, dtype: torch.dtype, quantization: Quantization |
     for layer in weights.layers:
         norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm)
         numbers = [keep(None if norm is None else _wide(norm)) for norm in norms]
-        for weight in (layer.qkv, layer.out, _interleave(layer), layer.down):
+        for weight in (layer.qkv, layer.out, interleave(layer), layer.down):
             panels, code = _panels(weight, dtype, quantization)
             numbers += [keep(panels), code]
             held.append((linear.KINDS[code], panels.nbytes))
@@ -109,7 +109,7 @@ def _panels(weight: Tensor, dtype: torch.dtype, quantization: Quantization | Non
     return linear.pack(weight.detach().to(dtype).contiguous()), native.DTYPES[dtype]
 
 
-def _interleave(layer: LayerWeights) -> Tensor:
+def interleave(layer: LayerWeights) -> Tensor:
     """Return gate and up in turns of half a panel, so that a panel's sums hold both factors of its outputs."""
     half = native.function("specdec_panel", "", "i")() // 2
     missing = -layer.gate.shape[0] % half
@@ -126,7 +126,7 @@ def llama_forward(
     """As the twin; seconds [len(STAGES)] float64, to which the time of each stage is added."""
     num_tokens, num_logits = step.token_ids.shape[0], step.logits_indices.shape[0]
     logits = torch.empty(num_logits, model.vocab_size)
-    features = torch.empty(len(step.feature_layers), num_tokens, model.width)
+    features = torch.empty(num_tokens, len(step.feature_layers), model.width)
     tables = (step.block_tables, step.seq_lens, step.cu_query_lens)
     indices = (step.token_ids, step.positions, step.slot_mapping, step.logits_indices)
     assert all(x.dtype == torch.int32 for x in tables) and all(x.dtype == torch.int64 for x in indices)
@@ -166,7 +166,7 @@ def llama_forward(
             f"a token id is not below {model.vocab_size}, a position not below {model.rotary[0].shape[0]}, "
             f"or a logits index not below {num_tokens}"
         )
-    return logits, features
+    return logits, features.transpose(0, 1)
 
 
 def _shape(model: PackedLlama, k_cache: Tensor) -> Numbers:

@@ -53,7 +53,9 @@ struct Pass {  // one item's buffers; its rows are (group, query, head of the gr
     }
 
     State state(int i) const { return State(end + i * State::floats(rows, DvP), rows, DvP); }
-    int64_t begin() const { return shape.window ? std::max<int64_t>(0, item.position - shape.window + 1) : 0; }
+    int64_t begin() const {
+        return shape.window ? std::max(shape.first_key, item.position - shape.window + 1) : shape.first_key;
+    }
     int64_t end_position() const { return item.position + item.num_queries; }
 };
 

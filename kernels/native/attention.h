@@ -15,6 +15,7 @@ struct AttentionShape {
     float scale, softcap;                      // softcap: 0 has none
     int64_t q_dtype, kv_dtype, out_dtype;
     int64_t q_stride = H * D;  // between tokens
+    int64_t first_key = 0;     // no query sees the positions before it
 };
 
 struct AttentionItem {  // work that one thread does: some queries of one row, the heads of some groups, some segments

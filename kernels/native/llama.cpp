@@ -6,6 +6,7 @@
 #include "bytes.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "rows.h"
 #include "scratch.h"
 
 #include <chrono>
@@ -51,34 +52,6 @@ struct Model {
 
     Linear head_linear() const { return {head, nullptr, shape.V, shape.width, shape.head_dtype}; }
 };
-
-float inverse_rms(const float* x, int64_t width, float eps) {
-    F squares = F{};
-    for (int64_t d = 0; d < width; d += W) {
-        F v = load_first(x + d, width - d);
-        squares = fma(v, v, squares);
-    }
-    return 1.0f / std::sqrt(sum(squares) / (float)width + eps);
-}
-
-void norm_into(const float* x, const float* weight, float eps, const Activations& to, int64_t token) {
-    const float scale = inverse_rms(x, to.K, eps);
-    const Activations::Column column = to.column(token);
-    for (int64_t d = 0; d < to.K; d += W)
-        column.put(d, load_first(x + d, to.K - d) * scale * load_first(weight + d, to.K - d), to.K - d);
-}
-
-void norm_head(float* head, const float* weight, float eps, int64_t width) {
-    const float scale = inverse_rms(head, width, eps);
-    for (int64_t d = 0; d < width; d += W)
-        store_first(head + d, load_first(head + d, width - d) * scale * load_first(weight + d, width - d), width - d);
-}
-
-template <typename T>
-void keep(const float* row, int64_t count, void* cache, int64_t slot) {
-    T* to = (T*)cache + slot * count;
-    for (int64_t d = 0; d < count; d += W) store_first(to + d, load_first(row + d, count - d), count - d);
-}
 
 class Forward {
   public:
@@ -186,7 +159,7 @@ class Forward {
     void keep_feature(int64_t layer, int64_t t) {
         for (int64_t f = 0; f < step.num_features; ++f)
             if (step.feature_layers[f] == layer)
-                std::memcpy(step.features + (f * step.num_tokens + t) * shape.width, hidden + t * shape.width,
+                std::memcpy(step.features + (t * step.num_features + f) * shape.width, hidden + t * shape.width,
                             shape.width * sizeof(float));
     }
 

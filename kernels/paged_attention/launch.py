@@ -48,7 +48,8 @@ class Attention:
 
 
 def attend(call: Attention, lists: StepLists | None = None, max_query_len: int | None = None) -> None:
-    """Write call.out; as the door."""
+    """Write call.out; as the door. ValueError where a tensor does not lie as the kernels address it."""
+    check(call)
     num_rows, num_tokens = call.seq_lens.shape[0], call.q.shape[0]
     if not num_tokens:
         return
@@ -64,13 +65,35 @@ def attend(call: Attention, lists: StepLists | None = None, max_query_len: int |
         _attend_rows(turn, lists, max_query_len)
 
 
+def check(call: Attention) -> None:
+    """Refuse what the kernels would read wrongly, by name."""
+    for name in ("block_tables", "seq_lens", "cu_query_lens"):
+        if (x := getattr(call, name)).dtype != torch.int32 or x.stride(-1) != 1:
+            raise ValueError(f"{name} is {x.dtype} with stride {x.stride(-1)}; it must be int32, its last stride 1")
+    for name in ("k_cache", "v_cache", "out"):
+        if not getattr(call, name).is_contiguous():
+            raise ValueError(f"{name} has strides {getattr(call, name).stride()}; it must be contiguous")
+    groups, heads = call.k_cache.shape[2], call.q.shape[1]
+    for name, x, length in (
+        ("sinks", call.sinks, heads),
+        ("k_scales", call.k_scales, groups),
+        ("v_scales", call.v_scales, groups),
+    ):
+        if x is not None and (x.shape != (length,) or x.stride(0) != 1):
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {length} numbers side by side")
+    for name in ("k_cache", "v_cache", "block_tables", "seq_lens", "cu_query_lens", "sinks", "k_scales", "v_scales"):
+        if (x := getattr(call, name)) is not None and x.device != call.q.device:
+            raise ValueError(f"{name} is on {x.device} and q on {call.q.device}; they must be on one device")
+
+
 def rows_per_turn(call: Attention) -> int:
     """Return how many rows may run at once for their partial sums to stay within MOST_WORKSPACE."""
     positions = call.block_tables.shape[1] * call.k_cache.shape[1]
     splits = most_splits(positions, SPLIT, call.window or 0)
     slot_bytes = call.q.shape[1] * (call.v_cache.shape[3] + 2) * _accumulator(call).itemsize
-    if call.q.shape[0] * splits * slot_bytes <= MOST_WORKSPACE:
-        return call.seq_lens.shape[0]
+    num_rows = call.seq_lens.shape[0]
+    if min(call.q.shape[0], num_rows * MAX_VERIFY_LEN) * splits * slot_bytes <= MOST_WORKSPACE:
+        return num_rows
     return max(1, MOST_WORKSPACE // (MAX_VERIFY_LEN * splits * slot_bytes))
 
 

@@ -24,13 +24,16 @@ TOKEN_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 SHORTEST_CONTEXT = 1024  # tokens a block table covers in the smallest graph; longer ones grow by four
 PAD_SLOT = -1
 
-Compute = Callable[[ForwardBatch], Tensor]
+Result = tuple[Tensor, Tensor | None]
+"""Logits [L, V], and features [T, F] where they are captured."""
+
+Compute = Callable[[ForwardBatch], Result]
 
 
 class Capture(Protocol):
     """How a device records work and repeats it."""
 
-    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, work: Callable[[], Result]) -> Callable[[], Result]:
         """Run `work` once and return what repeats it on the same memory; the result's storage is the same each time."""
         ...
 
@@ -49,7 +52,7 @@ class CudaCapture:
         self.device = device
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, work: Callable[[], Result]) -> Callable[[], Result]:
         """Warm up on a stream of its own (kernels are compiled, libraries make their workspaces), then capture."""
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -60,7 +63,7 @@ class CudaCapture:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = work()
 
-        def replay() -> Tensor:
+        def replay() -> Result:
             graph.replay()
             return result
 
@@ -72,7 +75,7 @@ class _Recorded:
     """One graph: the buffers it reads, and what repeats it."""
 
     buffers: ForwardBatch
-    replay: Callable[[], Tensor]
+    replay: Callable[[], Result]
 
 
 class GraphedForward:
@@ -102,8 +105,8 @@ class GraphedForward:
         """Graphs recorded so far."""
         return len(self._graphs)
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        """As `ModelRunner.forward`; the result is overwritten by the next call."""
+    def forward(self, batch: ForwardBatch) -> Result:
+        """Logits and features of a batch; the result is overwritten by the next call."""
         num_tokens, num_blocks = batch.num_tokens, batch.block_tables.shape[1]
         if self._is_refused or num_tokens > self._token_buckets[-1] or num_blocks > self._table_buckets[-1]:
             return self._compute(batch)
@@ -113,7 +116,8 @@ class GraphedForward:
         if graph is None:
             return self._compute(batch)
         _fill(graph.buffers, batch)
-        return graph.replay()[: batch.logits_indices.shape[0]]
+        logits, features = graph.replay()
+        return logits[: batch.logits_indices.shape[0]], features[:num_tokens].clone() if features is not None else None
 
     def _record(self, size: int, width: int, device: torch.device) -> _Recorded | None:
         """Record a forward that holds nothing but padding: the graph reads what is filled in later.

@@ -6,42 +6,67 @@ tensors; it holds no requests, samplers, proposers or schedulers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from specdec.errors import InvalidRequestError
 from specdec.kernels.llama_forward import LlamaStep, PackedLlama, llama_forward
 from specdec.kv_cache import KVCache
 from specdec.models.attention import LayerCache, StepContext
 from specdec.models.forward_batch import ForwardBatch, Segment
-from specdec.models.graphs import Capture, GraphedForward, capture_for
+from specdec.models.graphs import Capture, Compute, GraphedForward, capture_for
 from specdec.models.loaded import LoadedModel
+from specdec.models.streams import ResidualStreams
 
 
 class ModelRunner:
     """Runs forwards of one model.
 
-    features   [T, F] of the last forward, where a proposer asked for them; else None
-    capture    how steps are recorded; None on a CPU and where SPECDEC_GRAPHS=off
+    features   [T, F] of the last forward, in the batch's token order, where `capture` asked for them; else None
     """
 
     def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
         self.model = model
         self.features: Tensor | None = None
+        self._captured: tuple[int, ...] = ()
         self.cache = KVCache(model.attention.shapes, num_blocks, block_size, dtype=model.dtype, device=model.device)
-        self._compute: Callable[[ForwardBatch], Tensor] = (
-            _transformers_forward(model, self.cache) if model.fast is None else _native_forward(model.fast, self.cache)
-        )
-        capture = capture_for(model.device)
-        if capture is not None:
-            self.record_with(capture)
+        self._graph_capture = capture_for(model.device)
+        self._compute = self._choose_forward()
+
+    def capture(self, layer_ids: Sequence[int]) -> None:
+        """Keep, of every forward from now on, the residual streams that enter these layers.
+
+        layer_ids   0-based, in the order they are joined: `features` is [T, len(layer_ids) * width]. The number of
+                    layers stands for what leaves the last one, before the final norm
+        """
+        num_layers = len(self.model.attention.modules)
+        wrong = [i for i in layer_ids if not 0 <= i <= num_layers]
+        if wrong:
+            raise InvalidRequestError(
+                f"feature layer {wrong[0]} was asked for; the target has {num_layers} layers, so ids go from 0 to "
+                f"{num_layers}",
+                param="draft",
+            )
+        self._captured = tuple(layer_ids)
+        self._compute = self._choose_forward()
+
+    def _choose_forward(self) -> Compute:
+        model, layer_ids = self.model, self._captured
+        if model.fast is not None:
+            return _native_forward(model.fast, self.cache, layer_ids)
+        forward = _transformers_forward(model, self.cache, layer_ids)
+        return forward if self._graph_capture is None else self._recorded(forward, self._graph_capture).forward
+
+    def _recorded(self, forward: Compute, capture: Capture) -> GraphedForward:
+        size = self.cache.block_size
+        max_blocks = min(-(-self.model.max_model_len // size), self.cache.num_blocks)
+        return GraphedForward(forward, capture, block_size=size, max_blocks=max_blocks)
 
     def record_with(self, capture: Capture) -> GraphedForward:
         """Record steps and replay them from now on."""
-        size = self.cache.block_size
-        max_blocks = min(-(-self.model.max_model_len // size), self.cache.num_blocks)
-        graphs = GraphedForward(self._compute, capture, block_size=size, max_blocks=max_blocks)
+        graphs = self._recorded(self._compute, capture)
         self._compute = graphs.forward
         return graphs
 
@@ -55,16 +80,18 @@ class ModelRunner:
 
         returns  [L, V]; L may be 0 when only prompt chunks ran
         """
-        return self._compute(batch)
+        logits, self.features = self._compute(batch)
+        return logits
 
 
-def _transformers_forward(model: LoadedModel, cache: KVCache) -> Callable[[ForwardBatch], Tensor]:
+def _transformers_forward(model: LoadedModel, cache: KVCache, layer_ids: tuple[int, ...]) -> Compute:
     """transformers' own forward, its attention answered by the paged cache."""
     context = StepContext()
     for module, keys, values in zip(model.attention.modules, cache.keys, cache.values, strict=True):
         module.specdec_cache = LayerCache(context, keys, values)  # type: ignore[assignment]
+    streams = ResidualStreams(model, layer_ids)
 
-    def compute(batch: ForwardBatch) -> Tensor:
+    def compute(batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         with context.running(batch):
             out = model.module(
                 input_ids=batch.token_ids[None],
@@ -73,16 +100,16 @@ def _transformers_forward(model: LoadedModel, cache: KVCache) -> Callable[[Forwa
                 logits_to_keep=batch.logits_indices,
             )
         logits: Tensor = out.logits[0]
-        return logits
+        return logits, streams.take()
 
     return compute
 
 
-def _native_forward(fast: PackedLlama, cache: KVCache) -> Callable[[ForwardBatch], Tensor]:
+def _native_forward(fast: PackedLlama, cache: KVCache, layer_ids: tuple[int, ...]) -> Compute:
     """The same model in one native call a step."""
     caches = list(zip(cache.keys, cache.values, strict=True))
 
-    def compute(batch: ForwardBatch) -> Tensor:
+    def compute(batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         step = LlamaStep(
             token_ids=batch.token_ids,
             positions=batch.positions,
@@ -91,7 +118,9 @@ def _native_forward(fast: PackedLlama, cache: KVCache) -> Callable[[ForwardBatch
             seq_lens=batch.seq_lens,
             cu_query_lens=batch.cu_query_lens,
             logits_indices=batch.logits_indices,
+            feature_layers=layer_ids,
         )
-        return llama_forward(fast, step, caches)[0]
+        logits, features = llama_forward(fast, step, caches)
+        return logits, features.transpose(0, 1).flatten(1) if layer_ids else None
 
     return compute

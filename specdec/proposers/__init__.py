@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from specdec.block_pool import BlockPool
 from specdec.config import SchedulerConfig, SpeculativeConfig
+from specdec.models.eagle_runner import EagleRunner
 from specdec.models.runner import ModelRunner
 from specdec.proposers.base import MostExpected, NoDrafts, OfferPolicy, Proposer
 from specdec.proposers.draft_model import DraftModelProposer
+from specdec.proposers.eagle import EagleProposer
 from specdec.proposers.hybrid import HybridProposer
 from specdec.proposers.ngram import NgramProposer
 from specdec.proposers.past_outputs import PastOutputs
 from specdec.proposers.suffix import SuffixProposer
 
-DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 5, "suffix": 5, "draft_model": 4, "hybrid": 5}
+DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 5, "suffix": 5, "draft_model": 4, "eagle": 5, "hybrid": 5}
 
 
 def build_proposer(
@@ -20,7 +22,7 @@ def build_proposer(
     scheduler: SchedulerConfig,
     pool: BlockPool,
     target: ModelRunner,
-    draft: ModelRunner | None,
+    draft: ModelRunner | EagleRunner | None,
     policy: OfferPolicy | None = None,
 ) -> Proposer:
     """The proposer a resolved config asks for (its method is no longer "auto").
@@ -34,7 +36,7 @@ def build_proposer(
         return _ngram(config)
     if config.method == "suffix":
         return _suffix(config)
-    if config.method == "draft_model":
+    if config.method in ("draft_model", "eagle"):
         assert costly is not None
         return costly
     return NoDrafts()
@@ -54,11 +56,13 @@ def _build_costly(
     scheduler: SchedulerConfig,
     pool: BlockPool,
     target: ModelRunner,
-    draft: ModelRunner | None,
+    draft: ModelRunner | EagleRunner | None,
 ) -> Proposer | None:
-    """The proposer that runs a model, where there is one."""
+    """The proposer that runs a model or a head, where there is one."""
     if draft is None:
         return None
+    if isinstance(draft, EagleRunner):
+        return EagleProposer(draft, target, pool, shares_noise=config.acceptance == "coupled")
     return DraftModelProposer(
         draft,
         pool,

@@ -150,15 +150,7 @@ class DraftModelProposer:
             agreed = min(agreed, verdict.num_accepted(index))  # the token behind them is not computed yet
             computed = min(self._num_computed[request.request_id], row.end + agreed)
             self._num_computed[request.request_id] = computed
-            self._note_ready(request, row.start, computed)
-
-    def _note_ready(self, request: Request, start: int, computed: int) -> None:
-        """Blocks behind `start` follow the draft exactly; those before it are committed, so they only gain."""
-        size, ready = self.pool.block_size, self.pool.draft_ready
-        for i in range(min(start, computed) // size, len(request.block_table)):
-            block = request.block_table[i]
-            now = min(max(computed - i * size, 0), size)
-            ready[block] = max(ready[block], now) if (i + 1) * size <= start else now
+            self.pool.note_draft(request.block_table, row.start, computed)
 
 
 def _agreement(offered: Sequence[int], verdict: Sequence[int]) -> int:

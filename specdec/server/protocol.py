@@ -233,6 +233,11 @@ def read_body(kind: type[B], values: Mapping[str, Any]) -> B:
         param = name or str(first["loc"][0])
         if first["type"] == "missing":
             raise InvalidRequestError(f"{param} is missing; the request needs it", param=param) from None
+        if first["type"] == "extra_forbidden":
+            key, known = _short(first["loc"][-1]), " and ".join(Speculative.model_fields)
+            raise InvalidRequestError(
+                f"{param} holds the unknown key {key}; it may hold {known}", param=param
+            ) from None
         rule = first["msg"][:1].lower() + first["msg"][1:]
         raise InvalidRequestError(f"{param} is wrong at {_short(first['input'])}: {rule}", param=param) from None
 

@@ -33,11 +33,11 @@ PROMPT = [3, 1, 4]
 TARGET = TableModel.random(0, eos=frozenset({6}), tokenizer=Digits())
 PROPOSERS = {"good": TARGET.near(1, 0.4), "bad": TableModel.random(2), "self": TARGET}
 CASES: list[tuple[dict[str, Any], int, str]] = [
-    ({}, 1, "bad"),
     ({"min_tokens": 2, "repetition_penalty": 1.5, "top_k": 6, "temperature": 1.3}, 3, "good"),
-    ({"presence_penalty": 0.8, "bad_words": [[2], [3, 3]], "top_p": 0.9}, 5, "bad"),
 ]
 MORE: list[tuple[dict[str, Any], int, str]] = [
+    ({}, 1, "bad"),
+    ({"presence_penalty": 0.8, "bad_words": [[2], [3, 3]], "top_p": 0.9}, 5, "bad"),
     ({"min_p": 0.2}, 3, "good"),
     ({"repetition_penalty": 0.6}, 1, "bad"),
     ({"presence_penalty": -2.0}, 5, "good"),
@@ -112,12 +112,12 @@ def test_a_sampler_whose_noise_depends_on_the_draft_is_caught(monkeypatch: pytes
 
 
 def test_an_equal_draft_is_always_accepted_and_rejection_accepts_more_than_coupling() -> None:
-    own = [SamplingParams(max_tokens=60, ignore_eos=True)] * 64
+    own = [SamplingParams(max_tokens=40, ignore_eos=True)] * 32
     rates = {}
     for name in PROPOSERS:
         for tells_laws in (False, True):
             engine = table_engine(TARGET, 4, PROPOSERS[name], tells_laws=tells_laws)
-            requests = run(engine, [PROMPT] * 64, own)
+            requests = run(engine, [PROMPT] * 32, own)
             accepted = sum(r.stats.num_accepted_tokens for r in requests)
             rates[name, tells_laws] = accepted / sum(r.stats.num_draft_tokens for r in requests)
     assert rates["self", True] == rates["self", False] == 1.0
@@ -174,8 +174,13 @@ def test_preemption_and_a_grammar_stand_beside_rejection(toy: str, toy_draft: st
 def test_another_acceptance_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="acceptance is 'typical'; it must be one of coupled, rejection"):
         SpeculativeConfig(acceptance="typical")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="picks an offer after it is drawn"):
+        SpeculativeConfig(acceptance="rejection", method="hybrid", draft="other")
 
 
-def test_the_command_line_takes_it() -> None:
-    config = parse_config(parse_flags(["--speculative-config", '{"acceptance": "rejection"}'], {}))
-    assert config.speculative.acceptance == "rejection"
+def test_the_command_line_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a draft that ships for the target too: a hybrid would pick after the draw, so the draft goes alone."""
+    for shipped in (None, "shipped"):
+        monkeypatch.setattr("specdec.assembly.shipped_draft", lambda target, shipped=shipped: shipped)
+        speculative = parse_config(parse_flags(["--speculative-config", '{"acceptance": "rejection"}'], {})).speculative
+        assert speculative.acceptance == "rejection" and speculative.draft == shipped

@@ -145,6 +145,19 @@ def test_unknown_fields_are_ignored_and_logged_once(caplog: pytest.LogCaptureFix
     assert sorted(r.args[0] for r in caplog.records if "unknown" in r.msg) == ["cap", "flux"]  # type: ignore[index]
 
 
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_an_unknown_key_of_speculative_is_named_with_the_known_ones(path: str) -> None:
+    async def use() -> None:
+        async with serving(scripted_engine()) as client:
+            body = json.loads(f"{{{ENDPOINTS[path]}}}") | {"speculative": {"enabled": True, "num_drafts": 4}}
+            error = check_refusal(await client.post(path, json=body))
+            assert error["param"] == "speculative"
+            for name in ("num_drafts", "enabled", "num_speculative_tokens"):
+                assert name in error["message"]
+
+    run(use())
+
+
 def test_another_model_is_not_found() -> None:
     async def use() -> None:
         async with serving(scripted_engine()) as client:

@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from triton.runtime.interpreter import InterpretedFunction
 
+from specdec.models.graphs import Result
+
 HOST_READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
 
 
@@ -103,19 +105,20 @@ class FakeCapture:
         self.reads = reads
         self.num_replays = 0
 
-    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, work: Callable[[], Result]) -> Callable[[], Result]:
         """As `Capture.record`."""
         work()
         with self.reads.taping() as recorded:
             result = work()
 
-        def replay() -> Tensor:
+        def replay() -> Result:
             self.num_replays += 1
             with self.reads.taping() as now:
                 computed = work()
             for before, after in zip(recorded.lines, now.lines):
                 assert before == after, f"recorded {before}, replayed {after}"
             assert len(recorded.lines) == len(now.lines)
-            return result.copy_(computed)
+            result[0].copy_(computed[0])
+            return result
 
         return replay

@@ -12,7 +12,9 @@ from specdec.config import MAX_SPECULATIVE_TOKENS
 from specdec.kernels.paged_attention import launch, paged_attention, reference
 from specdec.kernels.paged_attention.tiles import SPLIT, HeadShape, prefill_tile, verify_tile
 from specdec.kernels.paged_attention.work_list import MAX_VERIFY_LEN, make_work_lists
+from tests.engines import Oracle, ids, llm, proposing
 from tests.kernels.kernel_oracles import PagedRows, assert_as_good_as, paged_rows
+from tests.toys import make_toy
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 FP8 = torch.float8_e4m3fn
@@ -92,8 +94,14 @@ def test_an_fp8_cache_means_what_its_scales_say(dtype: torch.dtype, device: torc
     )
 
 
-def test_every_e4m3_byte_is_read_exactly(device: torch.device) -> None:
+@pytest.mark.parametrize("is_native", [False, True])
+def test_every_e4m3_byte_is_read_exactly(
+    is_native: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
     """A context of one token: what comes out is its value, so 256 values wide shows all 256 bytes."""
+    if is_native and device.type == "cuda" and not launch._has_fp8(device):
+        pytest.skip("this GPU does not convert e4m3")
+    monkeypatch.setattr(launch, "_has_fp8", lambda _: is_native)
     every = torch.arange(256, dtype=torch.uint8, device=device).view(FP8).view(1, 1, 1, 256)
     k = torch.zeros(1, 1, 1, 16, device=device).to(FP8)
     one = torch.ones(1, dtype=torch.int32, device=device)
@@ -106,12 +114,16 @@ def test_every_e4m3_byte_is_read_exactly(device: torch.device) -> None:
         torch.tensor([0, 1]).to(one),
         1.0,
     )
-    assert torch.equal(out[0, 0].nan_to_num(1e6), every.flatten().float().nan_to_num(1e6))
+    out, expected = out.flatten(), every.flatten().float()
+    if is_native and device.type == "cpu":  # the interpreter's own conversion takes NaN for 480
+        assert torch.equal(out[expected.isfinite()], expected[expected.isfinite()])
+    else:
+        assert torch.equal(out.nan_to_num(1e6), expected.nan_to_num(1e6))
 
 
 def company(dtype: torch.dtype, device: torch.device, most: int = 9) -> PagedRows:
     """Eight rows of `most` queries: contexts that end before, on and after the end of a block and of a split."""
-    ends = (9, 15, 16, 17, 24, 70, SPLIT, SPLIT + 4)
+    ends = (9, 15, 16, 17, 24, 33, 40, SPLIT + 4)
     return moved(paged_rows([(n, most) for n in ends], (3, 1, 32, 32), 16, dtype), device)
 
 
@@ -131,9 +143,8 @@ def test_a_query_has_the_same_bits_whoever_rides_along(device: torch.device) -> 
     full = paged_attention(*cut(rows, 8, 9), scale=0.2).view(8, 9, 3, 32)
     for query_len in range(1, 10):
         num_rows = 9 - query_len if query_len < 9 else 1
-        for first in (0, 8 - num_rows):
-            out = paged_attention(*cut(rows, num_rows, query_len, first), scale=0.2).view(num_rows, query_len, 3, 32)
-            assert torch.equal(out, full[first : first + num_rows, :query_len]), f"{query_len} queries, {num_rows} rows"
+        out = paged_attention(*cut(rows, num_rows, query_len, 8 - num_rows), scale=0.2).view(num_rows, query_len, 3, 32)
+        assert torch.equal(out, full[8 - num_rows :, :query_len]), f"{query_len} queries, {num_rows} rows"
 
 
 @pytest.mark.slow
@@ -208,6 +219,28 @@ def test_queries_may_lie_heads_first(device: torch.device) -> None:
     out = paged_attention(*rows.arguments(), scale=0.125)
     rows.q = rows.q.transpose(0, 1).contiguous().transpose(0, 1)
     assert torch.equal(out, paged_attention(*rows.arguments(), scale=0.125))
+
+
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        ({"seq_lens": torch.tensor([20])}, "seq_lens is torch.int64 with stride 1; it must be int32"),
+        ({"k_cache": torch.zeros(4, 16, 64, 2).transpose(2, 3)}, "k_cache has strides"),
+        ({"sinks": torch.zeros(5)}, r"sinks has shape \(5,\); it must be 6 numbers"),
+        ({"block_tables": torch.zeros(1, 4, dtype=torch.int32, device="meta")}, "block_tables is on meta"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_what_kernels_would_read_wrongly_is_refused(
+    broken: dict[str, Tensor], sentence: str, device: torch.device
+) -> None:
+    names = ("q", "k_cache", "v_cache", "block_tables", "seq_lens", "cu_query_lens")
+    arguments: dict[str, Any] = dict(zip(names, moved(paged_rows([(20, 2)]), device).arguments()))
+    broken = {name: x if x.is_meta else x.to(device) for name, x in broken.items()}
+    if "k_cache" in broken:
+        arguments["v_cache"] = arguments["v_cache"][:4]
+    with pytest.raises(ValueError, match=sentence):
+        paged_attention(**{**arguments, **broken}, scale=1.0)
 
 
 lengths = st.tuples(st.integers(1, 2 * SPLIT + 5), st.integers(1, MAX_VERIFY_LEN + 20)).map(lambda x: (max(x), min(x)))
@@ -292,3 +325,24 @@ def test_a_cache_beyond_32_bits_is_addressed(device: torch.device) -> None:
         arguments = (q, k[-1:].clone(), v[-1:].clone(), torch.zeros_like(table), lens, bounds)
         out = paged_attention(q, k, v, table, lens, bounds, 0.125)
         assert torch.allclose(out, twin(arguments, 0.125, {}), atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_toy(tmp_path_factory.mktemp("toys") / "llama", num_hidden_layers=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "seeded"])
+def test_verified_drafts_leave_the_ids_of_the_twins(
+    params: dict[str, Any], target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float64, where no rounding excuses a fork; four drafts a step, all of them right."""
+    made, prompts = llm(target, None, dtype="float64", block_size=8), [[1, 2, 3], list(range(40, 57))]
+    params["max_tokens"] = 6
+    with monkeypatch.context() as environment:
+        environment.setenv("SPECDEC_KERNELS", "reference")
+        expected = ids(made, prompts, **params)
+    assert ids(made, prompts, **params) == expected
+    with proposing(made, Oracle({tuple(p): answer for p, answer in zip(prompts, expected)}), 4):
+        assert ids(made, prompts, **params) == expected
