@@ -105,8 +105,8 @@ def _as_on_a_gpu() -> None:
 
 
 def _cases(folder: str, space: bool) -> list[Any]:
-    module = importlib.import_module(f"specdec.kernels.{folder}.configurations")
-    cases: list[Any] = module.all_cases(space)
+    module = importlib.import_module(f"specdec.kernels.{folder}")
+    cases: list[Any] = module.compile_cases(space)
     return cases
 
 

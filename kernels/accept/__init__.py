@@ -23,6 +23,7 @@ from specdec.kernels.accept.reference import (
     noise_of,
     perturbed,
 )
+from specdec.kernels.ahead_of_time import CompileCase
 
 __all__ = [
     "CHOICE_STREAM",
@@ -31,6 +32,7 @@ __all__ = [
     "Judgement",
     "Rejection",
     "accept",
+    "compile_cases",
     "noise",
     "noise_of",
     "perturbed",
@@ -137,6 +139,13 @@ def reject(
 def uses_triton(logits: Tensor) -> bool:
     """Say whether these scores are judged by the Triton engine."""
     return dispatch.wants_triton(logits, _refusal(logits))
+
+
+def compile_cases(space: bool = False) -> list[CompileCase]:
+    """Return what must compile ahead of time; there is no search space."""
+    from specdec.kernels.accept.configurations import all_cases
+
+    return all_cases(space)
 
 
 def _refusal(logits: Tensor) -> str | None:

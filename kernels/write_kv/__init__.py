@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import dispatch, native
+from specdec.kernels.ahead_of_time import CompileCase
 from specdec.kernels.write_kv import kernel, reference
 
 TRITON_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -43,6 +44,13 @@ def write_kv(
         kernel.write_kv(k, v, slot_mapping, k_cache, v_cache)
     else:
         reference.write_kv(k, v, slot_mapping, k_cache, v_cache, k_scales, v_scales)
+
+
+def compile_cases(space: bool = False) -> list[CompileCase]:
+    """Return what must compile ahead of time; there is no search space."""
+    from specdec.kernels.write_kv.configurations import all_cases
+
+    return all_cases(space)
 
 
 def _refusal(k: Tensor) -> str | None:

@@ -1,4 +1,4 @@
-"""The engine on interpreted kernels: steps that can be recorded, one read a step."""
+"""The engine on interpreted kernels: the twins' ids, steps that can be recorded, one read a step."""
 
 from __future__ import annotations
 
@@ -13,6 +13,22 @@ from tests.toys import make_toy
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """One layer, so that the interpreter has little to do."""
     return make_toy(tmp_path_factory.mktemp("toys") / "tiny", num_hidden_layers=1)
+
+
+@pytest.mark.parametrize(
+    ("draft", "temperature"),
+    [
+        ("ngram", 0.9),
+        pytest.param(None, 0.9, marks=pytest.mark.slow),
+        pytest.param("ngram", 0.0, marks=pytest.mark.slow),
+    ],
+)
+def test_ids_are_those_of_the_twins(
+    tiny: str, draft: str | None, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = generate(build(tiny, draft), temperature=temperature, seed=3)
+    monkeypatch.setenv("SPECDEC_KERNELS", "reference")
+    assert ours == generate(build(tiny, None), temperature=temperature, seed=3)
 
 
 def test_a_step_reads_the_verdict_and_nothing_else(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
