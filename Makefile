@@ -27,7 +27,7 @@ lint: venv
 	$(VENV)/bin/mypy
 
 # Ten minutes: the README's table and plot on this machine. The lines go to results/, the report to evals/report/.
-EVAL ?= --workloads chat,code,extract --num-prompts 8 --max-tokens 48 --concurrency 1,8 --k 4 --dtype bfloat16
+EVAL ?= --workloads chat,code,extract --num-prompts 8 --max-tokens 48 --concurrency 1,8 --methods ngram,auto --k 4 --adaptive --dtype bfloat16
 EVAL_FILE := results/readme.jsonl
 eval: venv
 	rm -f $(EVAL_FILE)

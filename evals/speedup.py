@@ -32,7 +32,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m evals.speedup", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--target", default="smollm2-135m", help="alias, directory or hub id")
-    add("--draft", help="a second model of the same tokenizer, for method draft")
+    add("--draft", help="a second model or a head over features, for method draft")
     add("--workloads", type=words, default=None, help="of " + ",".join((*workloads.NAMES, *grid.WORKLOADS[2:])))
     add("--prompts", type=Path, help="JSONL in Spec-Bench, HumanEval, ShareGPT or plain form, instead of --workloads")
     add("--num-prompts", type=int, help="of each workload; default: all")

@@ -16,7 +16,8 @@ from evals.workloads import Prompt
 from specdec import LLM, SpeculativeConfig, SpeculativeParams
 from specdec.controller import Controller, FixedLength
 
-METHODS = ("plain", "ngram", "draft")
+METHODS = ("plain", "ngram", "suffix", "hybrid", "auto", "draft")
+"""Names of `draft=`, but for "plain", no draft at all, and "draft", the one that is given by path."""
 BLOCK_SIZE = 16
 
 
@@ -24,7 +25,7 @@ BLOCK_SIZE = 16
 class Setup:
     """What all systems of a run share.
 
-    draft      the second model of method "draft"; None where it is not asked for
+    draft      the second model, or the head over features, of method "draft"; None where it is not asked for
     ks         draft lengths tried
     adaptive   the adaptive controller is tried as well
     """
@@ -73,17 +74,14 @@ def load(setup: Setup, method: str, longest_prompt: int) -> LLM:
     """
     most = max(setup.ks, default=0)
     blocks_each = -(-(longest_prompt + setup.max_tokens + most + 1) // BLOCK_SIZE) + 1
-    if method == "draft":
-        speculative = SpeculativeConfig(
-            method="draft_model", draft=setup.draft, num_speculative_tokens=most, adaptive=setup.adaptive
-        )
-    elif method == "ngram":
-        speculative = SpeculativeConfig(method="ngram", num_speculative_tokens=most, adaptive=setup.adaptive)
+    if method == "plain":
+        draft, speculative = None, SpeculativeConfig(method="none")
     else:
-        speculative = SpeculativeConfig(method="none")
+        draft = setup.draft if method == "draft" else method
+        speculative = SpeculativeConfig(num_speculative_tokens=most, adaptive=setup.adaptive)
     return LLM(
         setup.target,
-        setup.draft if method == "draft" else None,
+        draft,
         speculative=speculative,
         dtype=setup.dtype,
         block_size=BLOCK_SIZE,
