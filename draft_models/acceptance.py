@@ -54,10 +54,13 @@ def run_lengths(agree: Tensor) -> Tensor:
 
 
 def walk(lengths: Sequence[int], k: int) -> Tally:
-    """Decode over the text as an engine would: a step at position i emits lengths[i] + 1 tokens."""
+    """Decode over the text as an engine would: a step at position i emits lengths[i] + 1 tokens.
+
+    Of the last tokens a request may emit one is the target's own, so no draft is made for its place.
+    """
     accepted, steps, at = [0] * k, 0, 0
     while at < len(lengths):
-        run = min(lengths[at], k)
+        run = min(lengths[at], k, len(lengths) - at - 1)
         for j in range(run):
             accepted[j] += 1
         steps += 1
@@ -84,9 +87,10 @@ def walk_beside(draft: Sequence[int], ngram: Sequence[int], k: int) -> Shared:
     both = [d if n < 0 else n for d, n in zip(draft, ngram, strict=True)]
     accepted, steps, at = [0] * k, 0, 0
     while at < len(both):
+        run = min(both[at], k, len(both) - at - 1)
         if ngram[at] < 0:
             steps += 1
-            for j in range(min(draft[at], k)):
+            for j in range(run):
                 accepted[j] += 1
-        at += min(both[at], k) + 1
+        at += run + 1
     return Shared(walk([max(n, 0) for n in ngram], k), walk(both, k), Tally(steps, tuple(accepted)))

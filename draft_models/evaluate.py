@@ -7,6 +7,7 @@ them, which gives what an engine would accept. It knows flags and tables; the me
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,10 +20,11 @@ import torch
 from draft_models import answers, corpus, cost
 from draft_models.acceptance import Shared, Tally, run_lengths, walk, walk_beside
 from draft_models.checkpoint import load_facts
-from draft_models.features import FeatureTap, Sample, compute
+from draft_models.features import FeatureTap, Sample, describe
 from draft_models.measure import agreements
 from draft_models.offers import ngram_runs
 from draft_models.recipes import Eagle3, TinyLlama
+from draft_models.supply import Supply
 from draft_models.target import Target, load_target
 
 
@@ -33,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     add("draft", type=Path, help="directory of the draft")
     add("--target", default="smollm2-135m")
     add("--data", type=Path, required=True, help="JSON lines with `prompt` or `turns`, and `category`")
-    add("--answers", type=Path, required=True, help="folder that keeps the target's answers: one file a temperature")
+    add("--answers", type=Path, required=True, help="folder that keeps answers and features")
     add("--per-category", type=int, default=5, help="prompts of each category")
     add("--max-tokens", type=int, default=160)
     add("--max-length", type=int, default=2048)
@@ -74,7 +76,10 @@ def read_texts(args: argparse.Namespace, target: Target, tap: FeatureTap, temper
     eos = target.tokenizer.eos_token_id
     examples = [corpus.encode(r, target.tokenizer, eos, args.max_length, args.max_tokens) for r in answered]
     by_ids = {(e.ids, e.answer_start): e.category for e in examples}
-    samples = list(compute(tap, examples))
+    folder = args.answers / f"features-{temperature:g}-{'-'.join(map(str, tap.layers))}"
+    digest = hashlib.sha256(json.dumps([e.ids for e in examples]).encode()).hexdigest()
+    describe(folder, tap.layers, examples=digest, target=target.base)
+    samples = Supply(examples, tap, 1, folder, shard_size=len(examples)).samples(0)
     return Texts(samples, [by_ids[tuple(s.ids.tolist()), s.answer_start] for s in samples])
 
 

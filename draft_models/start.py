@@ -93,9 +93,10 @@ def _rows(samples: Sequence[Sample], embedding: Tensor, picks: Sequence[int], wi
 def _solve(features: Tensor, embedded: Tensor, wanted: Tensor) -> Guess:
     """Ridge regression, each input damped by a share of its own size."""
     inputs = torch.cat([features, embedded], dim=1)
-    gram = inputs.T @ inputs
+    gram = (inputs.T @ inputs).double()
     size = gram.diagonal().clone()
-    weights = torch.linalg.solve(gram + torch.diag(size * 3e-3 + size.mean() * 1e-5), inputs.T @ wanted)
+    damped = gram + torch.diag(size * 3e-3 + size.mean() * 1e-5)
+    weights = torch.linalg.solve(damped, (inputs.T @ wanted).double()).to(inputs.dtype)
     split = features.shape[1]
     return Guess(weights[:split], weights[split:])
 
@@ -107,10 +108,7 @@ def _carry_tokens(head: Eagle3Head, by_token: Tensor, embedded: Tensor) -> None:
     """
     config = head.config
     rank = config.num_key_value_heads * config.head_dim
-    eye = torch.eye(config.hidden_size, device=embedded.device)
-    root = torch.linalg.cholesky(embedded.T @ embedded / len(embedded) + 1e-6 * eye)
-    scorer = head.lm_head.weight * head.norm.weight
-    metric = torch.linalg.cholesky(scorer.T @ scorer / len(scorer) + 1e-6 * eye)
+    root, metric = _root(embedded), _root(head.lm_head.weight * head.norm.weight)
     left = torch.linalg.svd(root.T @ by_token @ metric)[0][:, :rank]  # [H, rank]
     values = torch.linalg.solve(root.T, left).T  # [rank, H]
     width = embedded.shape[1]
@@ -120,6 +118,14 @@ def _carry_tokens(head: Eagle3Head, by_token: Tensor, embedded: Tensor) -> None:
     for group, columns in enumerate(_first_heads(head)):
         part = output[:, group * config.head_dim : (group + 1) * config.head_dim]
         head.midlayer.self_attn.o_proj.weight[:, columns][:, : part.shape[1]] = part
+
+
+def _root(rows: Tensor) -> Tensor:
+    """A square root [H, H] of the mean outer product of rows [N, H], damped where they say nothing."""
+    mean = rows.double().T @ rows.double() / len(rows)
+    damping = 1e-4 * mean.diagonal().mean() * torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
+    root: Tensor = torch.linalg.cholesky(mean + damping)
+    return root.to(rows.dtype)
 
 
 def _first_heads(head: Eagle3Head) -> list[slice]:
@@ -148,8 +154,9 @@ def _look_at_self(head: Eagle3Head, joined: Tensor) -> None:
     """
     config = head.config
     attention, half = head.midlayer.self_attn, config.head_dim // 2
-    gram = joined.T @ joined
-    constant = torch.linalg.solve(gram + 1e-3 * torch.diag(gram.diagonal()), joined.sum(dim=0))  # [2 H]
+    gram = (joined.T @ joined).double()
+    damped = gram + 1e-3 * torch.diag(gram.diagonal())
+    constant = torch.linalg.solve(damped, joined.sum(dim=0).double()).to(joined.dtype)  # [2 H]
     pairs = min(SELF_PAIRS, half)
     amplitude = (SELF_SCORE * config.head_dim**0.5) ** 0.5
     for group, columns in enumerate(_first_heads(head)):
