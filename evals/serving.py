@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 from tqdm import tqdm
 
-from evals import results, workloads
+from evals import http_overhead, results, workloads
 from evals.arrivals import PATTERNS, arrivals, read_gaps
 from evals.flags import words
 from evals.intervals import percentiles
@@ -234,6 +234,8 @@ def levels(args: argparse.Namespace, endpoint: Endpoint, target: Target, sweep: 
 
 def main(argv: Sequence[str]) -> int:
     """Load the server, print, save; 1 where a request failed."""
+    if argv[:1] == ["overhead"]:
+        return http_overhead.main(argv[1:])
     args = parse(argv)
     try:
         endpoint = connect(args.url, args.api_key)

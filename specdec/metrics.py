@@ -125,9 +125,10 @@ class Metrics:
         places = Tally(place for gain in drafted for place in range(gain.num_accepted))
         for place, count in places.items():
             self.num_accepted_per_pos.labels(place).inc(count)
-        for gain in drafted:
-            self.num_drafted_by.labels(gain.source).inc(gain.num_drafted)
-            self.num_accepted_by.labels(gain.source).inc(gain.num_accepted)
+        for source in {gain.source for gain in drafted}:
+            own = [gain for gain in drafted if gain.source == source]
+            self.num_drafted_by.labels(source).inc(sum(gain.num_drafted for gain in own))
+            self.num_accepted_by.labels(source).inc(sum(gain.num_accepted for gain in own))
         for gain in report.gains:
             self.draft_length.observe(gain.num_drafted)
 
