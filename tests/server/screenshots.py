@@ -1,4 +1,4 @@
-"""Pictures of the page for the README: `python -m tests.server.screenshots http://127.0.0.1:8000 FOLDER`.
+"""Pictures of the page for the README: `python -m tests.server.screenshots http://127.0.0.1:8000 tests/server/screenshots`.
 
 It drives a server that runs already, with the browser of this machine; it checks nothing.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 CHAT = "List the days of the week, then list them again in reverse order."
-RACE = "Repeat this line five times: the quick brown fox jumps over the lazy dog."
+RACE = "Write the list again and again: red, green, blue, yellow, purple, orange, black, white, red, green, blue, yellow."
 
 
 def take(page: Any, folder: Path, scheme: str) -> None:

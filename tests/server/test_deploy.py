@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from specdec.server.flags import make_parser
 from tests.server.scripted import scripted_engine
-from tests.server.support import run, serving
+from tests.server.support import live_server, run, serving
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 
@@ -49,6 +53,25 @@ def test_every_counter_of_speculation_is_on_the_dashboard(exposed: str) -> None:
         assert name in on_board
 
 
-def test_the_scrape_example_and_the_container_use_the_servers_paths() -> None:
+def test_the_scrape_example_uses_the_servers_path() -> None:
     assert "metrics_path: /metrics" in (DEPLOY / "prometheus.yml").read_text()
-    assert "/health" in (DEPLOY / "Dockerfile").read_text()
+
+
+def test_the_container_names_real_flags_paths_and_its_entry_point() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    flags = {action.dest.upper() for action in make_parser()._actions}
+    named = set(re.findall(r"SPECDEC_([A-Z_]+)", text))
+    assert named and named <= flags, named - flags
+    assert set(re.findall(r"--([a-z-]+) ", text.split("specdec --", 1)[1].split("(")[0])) <= {"target"}
+    (entry,) = re.findall(r'ENTRYPOINT \["([^"]+)"\]', text)
+    assert f"{entry} = " in (DEPLOY.parent / "pyproject.toml").read_text()
+
+
+def test_the_health_check_of_the_container_follows_the_port() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    (code,) = re.findall(r'^  ("import .*")\]$', text, re.M)
+    words = [sys.executable, "-c", json.loads(code)]
+    with live_server(scripted_engine()) as url:
+        environ = {**os.environ, "SPECDEC_PORT": url.rpartition(":")[2]}
+        assert subprocess.run(words, env=environ).returncode == 0
+    assert subprocess.run(words, env=environ, stderr=subprocess.DEVNULL).returncode != 0

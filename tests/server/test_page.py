@@ -128,3 +128,60 @@ def test_a_phone_shows_everything_without_scrolling_sideways(page: Any, scheme: 
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
     light = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (light == "rgb(246, 246, 243)") is (scheme == "light")
+
+
+def test_the_settings_reach_the_request(page: Any, url: str) -> None:
+    sent: list[Any] = []
+    page.on("request", lambda request: sent.append(request))
+    page.locator("summary").click()
+    values = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "max_tokens": 20, "seed": 7, "num_speculative_tokens": 2}
+    for name, value in values.items():
+        page.locator(f"#{name}").fill(str(value))
+    page.locator("#stop").fill("zebra")
+    page.locator("#system").fill("Be brief.")
+    page.locator("#prompt").fill("hi")
+    page.locator("#send").click()
+    page.wait_for_selector(".message.assistant small:has-text('ended by')")
+    (body,) = [request.post_data_json for request in sent if request.method == "POST"]
+    depth = values.pop("num_speculative_tokens")
+    assert body["speculative"] == {"num_speculative_tokens": depth} and body["stop"] == "zebra" and body["stream"]
+    assert {name: body[name] for name in values} == values
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert all(request.url.startswith(url) for request in sent)  # nothing is asked of anybody else
+
+
+def test_all_of_it_works_by_keyboard(page: Any) -> None:
+    page.locator("#tab-chat").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#tab-race").get_attribute("aria-selected") == "true"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.documentElement.dataset.theme") in ("light", "dark")
+    page.locator("#race-prompt").focus()
+    page.keyboard.press("Control+A")
+    page.keyboard.type("hi")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#verdict:has-text('equal')")
+
+
+def test_on_a_desk_the_message_field_stays_in_sight(page: Any) -> None:
+    page.locator("#prompt").fill("hi")
+    page.locator("#prompt").press("Enter")
+    page.wait_for_selector(".message.assistant small:has-text('ended by')")
+    box = page.locator("#send").bounding_box()
+    assert box["y"] + box["height"] <= 800
+
+
+def test_a_server_with_keys_is_asked_with_one(browser: Any) -> None:
+    story = [256, *PROMPT.encode(), *STORY.encode(), EOS]
+    with live_server(scripted_engine(story), ServerOptions(api_keys=("sesame",))) as address:
+        opened = browser.new_page()
+        opened.goto(address)
+        opened.wait_for_selector("#model:has-text('API key is needed')")
+        assert opened.locator("#settings-box").get_attribute("open") is not None
+        opened.locator("#key").fill("sesame")
+        opened.locator("#prompt").fill("hi")
+        opened.locator("#prompt").press("Enter")
+        opened.wait_for_selector(".message.assistant small:has-text('ended by stop')")
+        opened.close()

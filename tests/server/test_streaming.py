@@ -6,6 +6,9 @@ import asyncio
 import json
 import random
 import socket
+import subprocess
+import sys
+import threading
 import time
 from typing import Any
 
@@ -16,7 +19,7 @@ from specdec.engine import Engine
 from specdec.server.options import ServerOptions
 from specdec.server.streaming import event
 from tests.server.scripted import EOS, scripted_engine
-from tests.server.support import events, live_server, run, serving, texts
+from tests.server.support import events, live_server, run, serving, texts, wait_for
 
 FLAG = "\U0001f3f3\ufe0f\u200d\U0001f308"
 
@@ -131,10 +134,14 @@ def _open_stream(url: str, max_tokens: int) -> socket.socket:
     """A raw connection that has asked for a stream and read nothing yet."""
     host, port = url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
-    body = json.dumps({"prompt": "the ", "max_tokens": max_tokens, "stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
+    connection.sendall(_post({"prompt": "the ", "max_tokens": max_tokens, "stream": True}))
     return connection
+
+
+def _post(fields: dict[str, Any]) -> bytes:
+    """The bytes of a completion's request."""
+    body = json.dumps(fields).encode()
+    return f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def test_a_body_that_never_ends_is_given_up_and_one_cut_short_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
@@ -214,3 +221,64 @@ def test_two_hundred_streams_at_once_are_all_served() -> None:
             return await asyncio.gather(*(read(int(url.rpartition(":")[2])) for _ in range(200)))
 
         assert set(run(use())) == {STORY[4:16]}
+
+
+def test_readers_of_a_byte_at_a_time_slow_nobody_down() -> None:
+    engine = scripted_engine(seconds=0.001, max_num_seqs=8, max_model_len=100_000, num_blocks=50_000)
+    with live_server(engine) as url:
+        slow = [_open_stream(url, 20_000) for _ in range(4)]
+        is_over = threading.Event()
+
+        def sip() -> None:
+            while not is_over.wait(0.05):
+                for connection in slow:
+                    connection.recv(1)
+
+        thread = threading.Thread(target=sip, daemon=True)
+        thread.start()
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "the ", "max_tokens": 100})
+        assert answer.json()["choices"][0]["text"] == STORY[4:104]
+        is_over.set()
+        thread.join()
+        for connection in slow:
+            connection.close()
+
+
+KILLED = """
+import socket, sys
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+connection.sendall(sys.stdin.buffer.read())
+connection.recv(1)
+print("reading", flush=True)
+while True:
+    connection.recv(1)
+"""
+
+
+def test_a_client_that_is_killed_frees_its_place_and_nobody_notices() -> None:
+    engine = scripted_engine(seconds=0.002, max_num_seqs=1, max_model_len=100_000, num_blocks=50_000)
+    with live_server(engine) as url:
+        port = url.rpartition(":")[2]
+        words = [sys.executable, "-S", "-c", KILLED, port]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
+            assert client.stdin is not None and client.stdout is not None
+            client.stdin.write(_post({"prompt": "the ", "max_tokens": 90_000, "stream": True}))
+            client.stdin.close()
+            assert client.stdout.readline() == b"reading\n"
+            client.kill()
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "the ", "max_tokens": 5}, timeout=20)
+        assert answer.json()["choices"][0]["text"] == "quick"  # the one place was free again
+    assert engine.num_steps < 5000
+
+
+def test_a_client_that_closes_its_sending_half_is_taken_for_gone() -> None:
+    """uvicorn's rule, which the README tells: the place is freed, and the stream ends without its last event."""
+    engine = scripted_engine(seconds=0.002, max_model_len=100_000, num_blocks=50_000)
+    with live_server(engine) as url, _open_stream(url, 90_000) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        connection.settimeout(20)
+        received = b""
+        while data := connection.recv(65536):
+            received += data
+        assert b"[DONE]" not in received
+        wait_for(lambda: not engine.has_work)
