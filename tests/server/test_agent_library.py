@@ -88,5 +88,5 @@ def test_a_typed_answer_is_of_its_type_from_any_model(toy_url: str, way: str) ->
     """By a demanded call and by a schema: a model of random weights has no choice but to be valid."""
     typed = agent(toy_url, output_type=getattr(pydantic_ai, way)(Weather), retries=0)
     for seed in range(2):
-        result = typed.run_sync("How is it in Oslo?", model_settings={"seed": seed, "max_tokens": 200})
+        result = typed.run_sync("How is it in Oslo?", model_settings={"seed": seed, "max_tokens": 600})
         assert isinstance(result.output, Weather)
