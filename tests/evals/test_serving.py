@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evals import results, serving, speedup
 from evals.arrivals import arrivals, read_gaps
+from evals.http_overhead import Measured, parse, report
 from evals.load import Job, Outcome
 from evals.peers import Endpoint, connect
 from evals.serving import Sweep, Target, open_loop, replicas
@@ -105,3 +107,24 @@ def test_a_trace_keeps_its_rhythm_at_any_rate(tmp_path: Path) -> None:
 
 def test_headroom_needs_more_servers() -> None:
     assert [replicas(10, 5, headroom) for headroom in (0.0, 0.3, 0.5)] == [2, 3, 4]
+
+
+def test_what_http_adds_is_measured_on_equal_texts(
+    toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "overhead.jsonl"
+    arguments = ["overhead", "--target", toy, "--dtype", "float64", "--streams", "3", "--max-tokens", "6"]
+    assert serving.main([*arguments, "--repeats", "2", "--out", str(out)]) == 0
+    measured = list(results.read(out))
+    assert [one["way"] for one in measured] == ["in process", "HTTP", "HTTP", "in process"]
+    assert all(one["seconds"] > 0 and one["cpu_seconds"] > 0 and one["num_steps"] >= 6 for one in measured)
+    assert "6 of 6 texts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seconds, text, rc", [(1.05, "a", 0), (1.2, "a", 1), (1.0, "b", 1)])
+def test_http_that_adds_too_much_or_says_something_else_is_a_failure(seconds: float, text: str, rc: int) -> None:
+    bare = Measured(
+        way="in process", seconds=1.0, cpu_seconds=1.0, num_steps=9, num_tokens=9, num_chunks=0, texts=("a",)
+    )
+    pair = {"in process": bare, "HTTP": replace(bare, way="HTTP", seconds=seconds, texts=(text,))}
+    assert report([pair] * 2, parse(["--streams", "1", "--most", "10"]), Path("none")) == rc
