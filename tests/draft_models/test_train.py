@@ -43,10 +43,10 @@ def _log(out: Path) -> list[dict[str, float]]:
 
 def test_a_head_is_trained_resumed_and_recorded(target: str, data: Path, tmp_path: Path) -> None:
     out, features = tmp_path / "out", tmp_path / "features"
-    main(_flags(target, data, out, "--epochs", "6", "--features", str(features)))
+    main(_flags(target, data, out, "--epochs", "3", "--features", str(features)))
     first = _log(out)
     assert first[-1]["loss"] < first[0]["loss"]
-    main(_flags(target, data, out, "--epochs", "7", "--features", str(features)))
+    main(_flags(target, data, out, "--epochs", "4", "--features", str(features)))
     assert _log(out)[len(first)]["rows"] > first[-1]["rows"]
     made_from = json.loads((out / "provenance.json").read_text())
     assert made_from["data_sha256"] == corpus.file_hash(data) and made_from["arguments"]["data"] == "prompts.jsonl"
