@@ -53,5 +53,6 @@ def test_a_sample_of_generated_requests_breaks_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_many_generated_requests_break_nothing() -> None:
     assert len(attack(400)) > 10
