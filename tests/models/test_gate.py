@@ -47,20 +47,24 @@ def test_families_that_are_right_pass(family: str) -> None:
     assert measure(_config(family)) < TOLERANCE
 
 
-def _mask_off_by_one(q: Any, k: Any, v: Any, tables: Any, seq_lens: Any, cu: Any, *rest: Any) -> torch.Tensor:
+def _mask_off_by_one(
+    q: Any, k: Any, v: Any, tables: Any, seq_lens: Any, cu: Any, *rest: Any, **more: Any
+) -> torch.Tensor:
     """Every query sees one position less where it can."""
-    return _right(q, k, v, tables, (seq_lens - 1).clamp(min=1), cu, *rest)
+    return _right(q, k, v, tables, (seq_lens - 1).clamp(min=1), cu, *rest, **more)
 
 
 def _window_off_by_one(
-    q: Any, k: Any, v: Any, tables: Any, seq_lens: Any, cu: Any, scale: Any, window: Any, *rest: Any
+    q: Any, k: Any, v: Any, tables: Any, seq_lens: Any, cu: Any, scale: Any, window: Any, *rest: Any, **more: Any
 ) -> torch.Tensor:
-    return _right(q, k, v, tables, seq_lens, cu, scale, window + 1 if window else window, *rest)
+    return _right(q, k, v, tables, seq_lens, cu, scale, window + 1 if window else window, *rest, **more)
 
 
-def _neighbours_table(q: Any, k: Any, v: Any, tables: Any, seq_lens: Any, cu: Any, *rest: Any) -> torch.Tensor:
+def _neighbours_table(
+    q: Any, k: Any, v: Any, tables: Any, seq_lens: Any, cu: Any, *rest: Any, **more: Any
+) -> torch.Tensor:
     """The second request reads the first one's blocks."""
-    return _right(q, k, v, tables[:1].expand_as(tables).contiguous(), seq_lens, cu, *rest)
+    return _right(q, k, v, tables[:1].expand_as(tables).contiguous(), seq_lens, cu, *rest, **more)
 
 
 _right = attention.paged_attention
