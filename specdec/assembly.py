@@ -46,10 +46,15 @@ def resolve_draft(draft: str | None, speculative: SpeculativeConfig, target: str
              features, or "auto": the draft that ships for the target together with both, or just both
     target   as it was named; drafts that ship are found by it
     """
+    draft = None if draft == "none" else draft
+    if draft is None and (speculative.method not in ("auto", "none") or speculative.draft is not None):
+        raise _contradiction(draft, speculative)
     if speculative.method != "auto":
         return _say_once(draft, speculative)
-    if speculative.draft is not None and draft in (None, "auto"):
-        draft = speculative.draft
+    if speculative.draft is not None:
+        if draft not in ("auto", "hybrid", speculative.draft):
+            raise _contradiction(draft, speculative)
+        draft = speculative.draft if draft == "auto" else draft
     if speculative.num_speculative_tokens == 0 or draft is None:
         return replace(speculative, method="none", draft=None)
     if draft == "auto":
@@ -62,7 +67,7 @@ def resolve_draft(draft: str | None, speculative: SpeculativeConfig, target: str
     if draft == "suffix":
         return replace(speculative, method="suffix", draft=None)
     if draft == "hybrid":
-        return replace(speculative, method="hybrid", draft=None)
+        return replace(speculative, method="hybrid")  # with the model the config names, where it names one
     return replace(speculative, method="draft_model", draft=draft)
 
 
@@ -72,7 +77,11 @@ def _say_once(draft: str | None, speculative: SpeculativeConfig) -> SpeculativeC
         return speculative
     if speculative.method == "hybrid" and speculative.draft is None and draft not in METHODS:
         return replace(speculative, draft=draft)
-    raise InvalidRequestError(
+    raise _contradiction(draft, speculative)
+
+
+def _contradiction(draft: str | None, speculative: SpeculativeConfig) -> InvalidRequestError:
+    return InvalidRequestError(
         f"draft is {draft!r} but the speculative config says method {speculative.method!r} and draft "
         f"{speculative.draft!r}; say it once",
         param="draft",

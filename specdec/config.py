@@ -145,6 +145,10 @@ class SpeculativeConfig:
                 "name method 'draft_model', or keep acceptance 'coupled'",
                 param="acceptance",
             )
+        if self.draft is not None and (not isinstance(self.draft, str) or not self.draft):
+            raise InvalidRequestError(f"draft is {self.draft!r}; it must name a model or a directory", param="draft")
+        if self.trace is not None and not self.adaptive:
+            raise InvalidRequestError("trace is given; it writes what the adaptive controller decides", param="trace")
         _check_choice("forced_tokens", self.forced_tokens, (True, False))
         _check_choice("adaptive", self.adaptive, (True, False))
         if self.trace is not None and (not isinstance(self.trace, str) or not self.trace):

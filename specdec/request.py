@@ -235,6 +235,10 @@ class Request:
             if self.counts is not None:
                 self.counts.add(token_id)
             is_complete = self.grammar is not None and self.grammar.push(token_id)
+            if self.grammar is not None and self.grammar.error:
+                self.error = f"the output left the grammar's limits: {self.grammar.error}"
+                self.finish_reason = FinishReason.ERROR
+                return kept
             is_stopped = token_id in self.stop_token_ids
             if is_stopped or (self.stop_matcher is not None and self.stop_matcher.push(token_id)) or is_complete:
                 self.finish_reason = FinishReason.STOP

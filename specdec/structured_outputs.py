@@ -19,7 +19,10 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def _fail(name: str, value: object, rule: str) -> InvalidRequestError:
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except RecursionError:
+        shown = f"a {type(value).__name__} nested too deeply"
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     param = f"structured_outputs.{name}"
     return InvalidRequestError(f"{param} is {shown}; it must be {rule}", param="structured_outputs")

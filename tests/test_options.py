@@ -11,6 +11,20 @@ import specdec
 from specdec.llm import engine_config
 
 
+def test_a_hybrid_takes_the_model_that_the_config_names() -> None:
+    for draft, config in (
+        ("hybrid", {"draft": "m"}),
+        ("m", {"method": "hybrid"}),
+        ("auto", {"method": "hybrid", "draft": "m"}),
+    ):
+        speculative = engine_config("t", draft, config).speculative
+        assert (speculative.method, speculative.draft) == ("hybrid", "m")
+
+
+def test_none_turns_speculation_off_in_both_spellings() -> None:
+    assert engine_config("t", None).speculative.method == engine_config("t", "none").speculative.method == "none"
+
+
 def test_paths_and_dicts_are_taken() -> None:
     config = engine_config(Path("a") / "b", Path("c"), {"num_speculative_tokens": 3, "adaptive": False})
     assert config.target.model == "a/b" and config.speculative.draft == "c"
@@ -23,6 +37,13 @@ def test_paths_and_dicts_are_taken() -> None:
         ("speculative", {"speculative": 5}),
         ("speculative", {"speculative": "ngram"}),
         ("flux", {"speculative": {"flux": 1}}),
+        ("draft", {"draft": None, "speculative": {"method": "ngram"}}),
+        ("draft", {"draft": "none", "speculative": {"draft": "m"}}),
+        ("draft", {"draft": "ngram", "speculative": {"draft": "m"}}),
+        ("draft", {"draft": "a", "speculative": {"draft": "b"}}),
+        ("draft", {"speculative": {"draft": 5}}),
+        ("draft", {"speculative": {"draft": ""}}),
+        ("trace", {"speculative": {"trace": "file", "adaptive": False}}),
         ("seed", {"seed": [1]}),
         ("seed", {"seed": 2**64}),
         ("model", {"target": 7}),

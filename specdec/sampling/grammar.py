@@ -7,6 +7,7 @@ is prepared for the whole vocabulary.)
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import threading
@@ -92,8 +93,6 @@ class GrammarCompiler:
 
     def _tokenizer(self) -> Any:
         """The vocabulary as llguidance reads it; about a second for a large one, once."""
-        from llguidance.hf import from_tokenizer
-
         with self._lock:
             if self._tokens is None:
                 if self._inner is None:
@@ -101,13 +100,46 @@ class GrammarCompiler:
                         "structured_outputs is given but the target has no tokenizer", param="structured_outputs"
                     )
                 try:
-                    self._tokens = from_tokenizer(self._inner, self._vocab_size, self._eos or None)
+                    self._tokens = _read_vocabulary(self._inner, self._vocab_size, self._eos)
                 except ValueError as error:
                     raise InvalidRequestError(
                         f"structured_outputs is given but the target's tokenizer cannot be used for it: {error}",
                         param="structured_outputs",
                     ) from None
             return self._tokens
+
+
+class _Words:
+    """A vocabulary whose text never becomes a special token: a grammar that spells one means its characters."""
+
+    def __init__(self, tokenizer: Any, tokens: list[bytes], special_token_ids: list[int], eos: int) -> None:
+        self.tokens = tokens
+        self.special_token_ids = special_token_ids
+        self.eos_token_id = eos
+        self.bos_token_id = None
+        self._backend = copy.copy(tokenizer.backend_tokenizer)
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self._backend.encode_special_tokens = True
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        said = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        ids: list[int] = self._backend.encode(said, add_special_tokens=False).ids
+        return ids
+
+
+def _read_vocabulary(tokenizer: Any, vocab_size: int, eos: list[int]) -> Any:
+    """llguidance's view of the tokens' bytes, with an encoder of ours that knows no special tokens."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+    from llguidance.hf import from_tokenizer
+
+    read = from_tokenizer(tokenizer, vocab_size, eos or None)
+    special = sorted(i for i, t in tokenizer.added_tokens_decoder.items() if t.special and i < vocab_size)
+    tokens = [read.decode_bytes([i]) for i in range(read.vocab_size)]
+    for i in special:
+        tokens[i] = tokenizer.convert_ids_to_tokens(i).encode()
+    words = _Words(tokenizer, tokens, special, eos[0] if eos else int(read.eos_token))
+    return LLTokenizer(TokenizerWrapper(words), n_vocab=read.vocab_size, eos_token=eos or None)
 
 
 def _source(params: StructuredOutputsParams) -> str:
@@ -127,17 +159,28 @@ def _source(params: StructuredOutputsParams) -> str:
     return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
 
 
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMAS = (
+    "items", "prefixItems", "additionalItems", "additionalProperties", "contains", "propertyNames", "anyOf", "allOf",
+    "oneOf", "not", "if", "then", "else",
+)  # fmt: skip
+"""Where a schema holds schemas; what stands in const, enum, default and examples is data."""
+
+
 def _close(schema: Any) -> None:
     """Let no object of a schema hold more than it names, where the schema does not speak of it itself."""
     parts = [schema]
     while parts:
         part = parts.pop()
-        if isinstance(part, dict):
-            if "properties" in part and isinstance(part["properties"], dict):
-                part.setdefault("additionalProperties", False)
-            parts += part.values()
-        elif isinstance(part, list):
-            parts += part
+        if not isinstance(part, dict):
+            continue
+        if isinstance(part.get("properties"), dict):
+            part.setdefault("additionalProperties", False)
+        for name in _NAMED_SCHEMAS:
+            parts += part[name].values() if isinstance(part.get(name), dict) else ()
+        for name in _SCHEMAS:
+            inner = part.get(name)
+            parts += inner if isinstance(inner, list) else [inner]
 
 
 def _refusal(params: StructuredOutputsParams, reason: str) -> InvalidRequestError:

@@ -29,9 +29,17 @@ class Guide:
 
     def budget(self, request: Request, most: int) -> int:
         """Room for drafts where a controller wants `most`: as much as the forced tokens need, if that is more."""
-        if request.grammar is None or not self.most_forced or not request.params.speculative_params.enabled:
+        limit = self._limit(request)
+        if request.grammar is None or not limit:
             return most
-        return max(most, min(len(request.grammar.forced()), self.most_forced))
+        return max(most, min(len(request.grammar.forced()), limit))
+
+    def _limit(self, request: Request) -> int:
+        """Most forced tokens of this request in a step; its own limit on drafts counts them too."""
+        own = request.params.speculative_params
+        if not own.enabled:
+            return 0
+        return min(self.most_forced, MAX_FORCED if own.num_speculative_tokens is None else own.num_speculative_tokens)
 
     def to_ask(self, plan: Plan) -> Plan:
         """The plan as a proposer should see it: rows that forced tokens fill need no guesses."""
@@ -41,7 +49,7 @@ class Guide:
 
     def _is_full(self, row: Row) -> bool:
         grammar = row.request.grammar
-        return grammar is not None and 0 < row.max_drafts <= min(len(grammar.forced()), self.most_forced)
+        return grammar is not None and 0 < row.max_drafts <= min(len(grammar.forced()), self._limit(row.request))
 
     def admit(self, plan: Plan, drafts: Drafts) -> Drafts:
         """The offers, each within its grammar."""
@@ -55,7 +63,7 @@ class Guide:
             return offer
         num_legal = _num_legal(grammar, offer.token_ids[: row.max_drafts])
         kept = offer.cut(num_legal)
-        room = min(row.max_drafts - len(kept.token_ids), self.most_forced)
+        room = min(row.max_drafts - len(kept.token_ids), self._limit(row.request))
         forced = grammar.forced(kept.token_ids)[:room] if room else ()
         if not forced and offer.laws is not None and num_legal < min(len(offer.token_ids), row.max_drafts):
             return replace(kept, laws=offer.laws[: num_legal + 1])  # the forbidden draft counts as rejected

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from specdec.errors import InvalidRequestError
 from specdec.sampling_params import MAX_LOGPROBS, SamplingParams
-from specdec.server.structured import read_shape
+from specdec.server.structured import read_shape, shape_field
 from specdec.server.tools import Tools, read_calls, read_tools
 
 B = TypeVar("B", bound=BaseModel)
@@ -205,8 +205,8 @@ class ChatBody(GenerationBody):
         schema = tools.schema() if tools is not None else None
         if schema is None:
             return {}
-        if self.response_format not in (None, {"type": "text"}):
-            raise InvalidRequestError("tool_choice demands a call and response_format is given", param="tool_choice")
+        if (shape := shape_field(self.__dict__)) is not None:
+            raise InvalidRequestError(f"tool_choice demands a call and {shape} is given", param="tool_choice")
         return {"structured_outputs": {"json": schema}}
 
     def _limits(self) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class Serving:
         if params.structured_outputs is None:
             return
         compile_it = self.engine.engine.grammars.compile
-        with naming(shape_field(body.__dict__)):
+        with naming(shape_field(body.__dict__) or "tools"):  # without a shape of its own, a call is demanded
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._compiler, compile_it, params.structured_outputs_params)
 

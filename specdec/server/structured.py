@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from specdec.errors import InvalidRequestError
@@ -41,7 +42,7 @@ def read_shape(fields: Mapping[str, Any]) -> StructuredOutputsParams | None:
         if name == "structured_outputs":
             return StructuredOutputsParams.of(fields[name])
         if name == "response_format":
-            return _read_format(fields[name])
+            return replace(_read_format(fields[name]), whitespace_pattern=spaces)
         return StructuredOutputsParams(**{_GUIDED[name]: fields[name]}, whitespace_pattern=spaces)
 
 

@@ -40,19 +40,31 @@ class Tools:
         if not self.demanded:
             return None
         functions = [d["function"] for d in self.definitions if d["function"]["name"] in self.demanded]
-        calls = [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": function["name"]},
-                    "arguments": function.get("parameters") or {"type": "object"},
-                },
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for function in functions
-        ]
-        return calls[0] if len(calls) == 1 else {"anyOf": calls}
+        calls = [_call_schema(function["name"]) for function in functions]
+        parameters = {f["name"]: _below(f["name"], f.get("parameters") or {"type": "object"}) for f in functions}
+        return (calls[0] if len(calls) == 1 else {"anyOf": calls}) | {"$defs": parameters}
+
+
+def _call_schema(name: str) -> Json:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _below(name: str, schema: Any) -> Any:
+    """The same schema where it is no longer the root: what it refers to within itself has moved with it."""
+    if isinstance(schema, list):
+        return [_below(name, item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: value if key in ("const", "enum") else _below(name, value) for key, value in schema.items()}
+    target = schema.get("$ref")
+    if isinstance(target, str) and target.startswith("#"):
+        moved["$ref"] = f"#/$defs/{name}{target[1:]}"
+    return moved
 
 
 def read_tools(tools: object, choice: object, parallel: bool | None = None) -> Tools | None:
@@ -91,6 +103,11 @@ def _definition(where: str, tool: object) -> Json:
         if value is not None and not isinstance(value, kind):
             needed = "a JSON schema" if kind is dict else "a text"
             raise InvalidRequestError(f"{where}.function.{key} is {_short(value)}; it must be {needed}", param="tools")
+    kind = (function.get("parameters") or {}).get("type", "object")
+    if kind != "object":
+        raise InvalidRequestError(
+            f"{where}.function.parameters has the type {_short(kind)}; arguments are an object", param="tools"
+        )
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
 
 

@@ -19,6 +19,7 @@ from specdec.proposers.base import NoDrafts
 from specdec.request import Request
 from specdec.sampling import Choice, choose
 from specdec.sampling.grammar import GrammarCompiler
+from specdec.sampling.guide import Guide
 from specdec.sampling.matcher import Matcher
 from specdec.structured_outputs import StructuredOutputsParams
 from tests.engines import assert_clean, llm
@@ -331,3 +332,54 @@ def test_rows_without_a_grammar_are_read_where_they_lie(monkeypatch: pytest.Monk
 def test_fifty_schemas_on_the_real_model(options: list[str], tmp_path: Any) -> None:
     """`make test-slow`, or `python -m evals.structured`."""
     assert structured.main([*options, "--out", str(tmp_path / "results.jsonl")]) == 0
+
+
+@pytest.mark.parametrize("spelt", ["<pad>", "<bos>", "<eos>"])
+def test_text_that_spells_a_special_token_is_text(spelt: str) -> None:
+    tokenizer = byte_tokenizer()
+    special = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
+    if spelt not in special:
+        pytest.skip(f"the toy's tokenizer has {sorted(special)}")
+    for shape in ({"regex": f"a{spelt}b"}, {"choice": [f"a{spelt}b"]}, {"grammar": f'start: "a{spelt}b"'}):
+        grammar = matcher(**shape)
+        assert bytes(grammar.forced()).decode() == f"a{spelt}b"
+        for token_id in f"a{spelt}b".encode():
+            assert grammar.allows(token_id, ())
+            grammar.push(token_id)
+        assert not grammar.error and grammar.completes(())
+
+
+def test_an_output_that_leaves_its_grammar_ends_at_that_token() -> None:
+    request = Request("r", PROMPT, specdec.SamplingParams())
+    request.grammar = matcher(regex="ab+")
+    assert request.extend([ord("a"), ord("x"), ord("b")]) == 2
+    assert (
+        request.finish_reason is not None and request.finish_reason.value == "error" and "grammar" in str(request.error)
+    )
+
+
+def test_closing_objects_leaves_data_alone() -> None:
+    data = {"properties": {"a": 1}}
+    closed = matcher(json={"const": data}, disable_additional_properties=True, disable_any_whitespace=True)
+    assert bytes(closed.forced()).decode() == json.dumps(data, separators=(",", ":"))
+    named = {"type": "object", "properties": {"properties": {"type": "object", "properties": {"a": {"const": 1}}}}}
+    inner = matcher(json=named, disable_additional_properties=True, disable_any_whitespace=True)
+    text = b'{"properties":{"'
+    assert [chr(i) for i in range(97, 123) if inner.allows(i, list(text))] == ["a"]
+
+
+def test_a_requests_own_limit_on_drafts_holds_for_forced_tokens() -> None:
+    request = Request("r", PROMPT, specdec.SamplingParams(speculative={"num_speculative_tokens": 1}))
+    request.grammar = matcher(regex="abcdefgh[0-9]")
+    assert Guide().budget(request, 0) == 1
+    free = Request("r", PROMPT, specdec.SamplingParams())
+    free.grammar = matcher(regex="abcdefgh[0-9]")
+    assert Guide().budget(free, 0) == 8
+
+
+def test_a_schema_nested_too_deeply_is_refused() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(3000):
+        deep = {"items": deep}
+    with pytest.raises(InvalidRequestError, match="nested"):
+        StructuredOutputsParams(json=deep)

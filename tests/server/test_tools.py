@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.sampling.grammar import GrammarCompiler
 from specdec.server.protocol import read_messages
 from specdec.server.tool_calls import ToolCallReader
 from specdec.server.tools import Tools, check_template, in_words, read_tools
+from specdec.structured_outputs import StructuredOutputsParams
 from tests.server.scripted import EOS, scripted_engine
 from tests.server.test_chat import post
+from tests.toys import VOCAB_SIZE, byte_tokenizer
 
 WEATHER = {
     "type": "function",
@@ -87,7 +90,26 @@ def test_a_demanded_call_is_the_whole_answer() -> None:
     assert read(answer[:-4], [3], choice="required") == (answer[:-4], [])
     assert tools(choice="required").schema()["anyOf"][1]["properties"]["name"] == {"const": "clock"}  # type: ignore[index]
     named = tools(choice={"type": "function", "function": {"name": "weather"}}).schema()
-    assert named is not None and named["properties"]["arguments"] == WEATHER["function"]["parameters"]  # type: ignore[index]
+    assert named is not None and named["$defs"]["weather"] == WEATHER["function"]["parameters"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pick"}}])
+def test_parameters_may_refer_to_their_own_definitions(choice: Any) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"x": {"$ref": "#/$defs/X"}, "again": {"$ref": "#"}, "note": {"const": {"$ref": "#"}}},
+        "required": ["x"],
+        "$defs": {"X": {"enum": [1, 2]}},
+    }
+    pick = {"type": "function", "function": {"name": "pick", "parameters": parameters}}
+    schema = tools(pick, CLOCK, choice=choice).schema()
+    grammar = GrammarCompiler(byte_tokenizer(), VOCAB_SIZE, {257})
+    matcher = grammar.matcher(StructuredOutputsParams(json=schema, disable_any_whitespace=True))
+    good = '{"name":"pick","arguments":{"x":2,"again":{"x":1},"note":{"$ref":"#"}}}'
+    for i, byte in enumerate(good.encode()):
+        assert matcher.allows(byte, ()), good[:i]
+        matcher.push(byte)
+    assert not matcher.error
 
 
 @pytest.mark.parametrize("num_drafts", [0, 4])
@@ -144,6 +166,8 @@ def test_a_conversation_with_calls_and_their_results_goes_on() -> None:
         ("tools", {"tools": [{"type": "function", "function": {"name": "a b"}}]}),
         ("tools", {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]}),
         ("tools", {"tools": [WEATHER, WEATHER]}),
+        ("tools", {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}),
+        ("tool_choice", {"tools": [WEATHER], "tool_choice": "required", "guided_regex": "a"}),
         ("tool_choice", {"tool_choice": "required"}),
         ("tool_choice", {"tools": [WEATHER], "tool_choice": "weather"}),
         ("tool_choice", {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "clock"}}}),
