@@ -102,7 +102,7 @@ class Measurement:
 
 def measure(args: argparse.Namespace) -> list[Measurement]:
     """All concurrencies by each clock, with the three kinds of step in turns."""
-    k = SpeculativeConfig(num_speculative_tokens=args.k)
+    k = SpeculativeConfig(num_speculative_tokens=args.k, adaptive=False)
     plain = Stopwatch(LLM(args.target, None, dtype=args.dtype))
     drafted = Stopwatch(LLM(args.target, args.draft, speculative=k, dtype=args.dtype))
     found = []

@@ -33,12 +33,11 @@ def test_53_a_prompt_of_whole_cached_blocks_still_computes_its_last_token(toy: s
 
 
 def test_55_preemption_one_past_a_block_edge_changes_nothing(toy: str, toy_draft: str) -> None:
-    for length in (15, 16, 17):
+    for length, params in ((15, {"temperature": 0}), (16, {"temperature": 0}), (17, {"temperature": 1.0, "seed": 5})):
         prompts = [_prompt(length, 1), _prompt(length, 2), _prompt(length, 3)]
-        for params in ({"temperature": 0}, {"temperature": 1.0, "seed": 5}):
-            expected = ids(llm(toy, **BIG), prompts, max_tokens=40, ignore_eos=True, **params)
-            made = llm(toy, draft=toy_draft, k=3, num_kv_blocks=6)
-            assert ids(made, prompts, max_tokens=40, ignore_eos=True, **params) == expected
+        expected = ids(llm(toy, **BIG), prompts, max_tokens=40, ignore_eos=True, **params)
+        made = llm(toy, draft=toy_draft, k=3, num_kv_blocks=6)
+        assert ids(made, prompts, max_tokens=40, ignore_eos=True, **params) == expected
     assert made.engine.scheduler.num_preemptions > 1
 
 

@@ -57,7 +57,7 @@ def test_ids_equal_transformers_and_seeds_hold(target: str, stranger: str) -> No
     plain = llm(target, dtype="float32")
     assert not illegitimate_forks(_ids(plain, temperature=0), ROWS)
     seeded = _ids(plain, temperature=0.8, seed=11)
-    cases = [{"draft": "ngram", "k": 4}, {"draft": "ngram", "k": 8, "block_size": 64}, {"draft": stranger, "k": 4}]
+    cases = [{"draft": "ngram", "k": 8, "block_size": 64}, {"draft": stranger, "k": 4}]
     for case in cases:
         made = llm(target, dtype="float32", **case)
         assert not illegitimate_forks(_ids(made, temperature=0), ROWS), case

@@ -31,6 +31,7 @@ def test_speedup(toy: str, toy_draft: str, tmp_path: Path, capsys: pytest.Captur
     assert printed.count("equal") >= 6 and "DIFFERS" not in printed
 
 
+@pytest.mark.slow
 def test_transformers_own_ways_say_the_same(toy: str, toy_draft: str, tmp_path: Path) -> None:
     out = tmp_path / "speedup.jsonl"
     ways = "transformers,assisted,lookup,batching"
