@@ -29,7 +29,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(FAMILIES))
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(f, marks=pytest.mark.slow) if f == "qwen3" else f for f in FAMILIES],
+)
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A target and a draft that knows nothing of it."""
     folder = tmp_path_factory.mktemp(request.param)

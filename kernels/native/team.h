@@ -54,7 +54,9 @@ class Team {
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == wait_for_size()) {
             arrived_.store(0, std::memory_order_relaxed);
             next_.store(0, std::memory_order_relaxed);
-            generation_.store(generation + 1, std::memory_order_release);
+            // Sequentially consistent: libstdc++ looks for sleepers before a weaker store need be visible to them, and
+            // one that just then falls asleep on the old value would never be woken.
+            generation_.store(generation + 1, std::memory_order_seq_cst);
             generation_.notify_all();
             return;
         }

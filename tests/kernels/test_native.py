@@ -76,3 +76,21 @@ def test_the_library_is_named_after_what_it_was_built_from() -> None:
     assert built is not None and Path(built._name).parent == native.cache_dir()
     name = native._fingerprint("/bin/true", ["-O3"], None)
     assert name != native._fingerprint("/bin/true", ["-O2"], None)
+
+
+@pytest.mark.slow
+def test_a_team_of_threads_never_sleeps_through_a_barrier() -> None:
+    """pytest -m slow tests/kernels/test_native.py: a minute of barriers, a process that hangs is the failure.
+
+    A barrier whose last arrival was stored too weakly lost a wake-up about once in minutes of decoding on two cores.
+    """
+    code = (
+        "import time, torch\n"
+        "from specdec.kernels.linear import linear, pack\n"
+        "torch.set_num_threads(2)\n"
+        "packed, x = pack(torch.randn(1536, 576)), torch.randn(1, 576)\n"
+        "end = time.monotonic() + 60\n"
+        "while time.monotonic() < end:\n"
+        "    linear(x, packed)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -25,8 +25,6 @@ PROPOSERS = {"good": TARGET.near(1, 0.4), "bad": TableModel.random(2), "self": T
 CASES: list[tuple[dict[str, Any], int, str]] = [
     ({"min_p": 0.2}, 3, "good"),
     ({"repetition_penalty": 1.7}, 3, "good"),
-    ({"presence_penalty": -2.0}, 5, "good"),
-    ({"frequency_penalty": 2.0}, 3, "bad"),
     ({"allowed_token_ids": [0, 2, 3, 7], "logit_bias": {0: 2.0, 5: -100.0}}, 1, "good"),
     ({"bad_words": [[2], [3, 3], [1, 0, 1]], "min_tokens": 2}, 3, "good"),
     ({"temperature": 0.6, "top_k": 5, "top_p": 0.85, "min_p": 0.02}, 3, "good"),
@@ -41,6 +39,8 @@ MORE: list[tuple[dict[str, Any], int, str]] = [
     ({"bad_words": [[2], [3, 3], [1, 0, 1]]}, 5, "good"),
     ({"min_tokens": 2}, 5, "self"),
     ({"presence_penalty": 2.0}, 3, "bad"),
+    ({"presence_penalty": -2.0}, 5, "good"),
+    ({"frequency_penalty": 2.0}, 3, "bad"),
     ({"frequency_penalty": -2.0}, 5, "self"),
     ({"logit_bias": {0: 2.0, 5: -100.0}}, 3, "bad"),
     ({"allowed_token_ids": [0, 2, 3, 7]}, 5, "good"),

@@ -207,6 +207,7 @@ def test_blocks_that_slid_out_of_the_window_are_not_read(device: torch.device) -
     assert torch.equal(out, paged_attention(*rows.arguments(), scale=0.125, window=10))
 
 
+@pytest.mark.slow
 def test_a_row_with_nan_fails_alone(device: torch.device) -> None:
     rows = moved(paged_rows([(20, 2), (40, 3), (SPLIT + 9, 1)]), device)
     rows.k_cache[int(rows.block_tables[0, 0]), 3] = float("nan")
@@ -214,6 +215,7 @@ def test_a_row_with_nan_fails_alone(device: torch.device) -> None:
     assert out[:2].isnan().any() and out[2:].isfinite().all()
 
 
+@pytest.mark.slow
 def test_queries_may_lie_heads_first(device: torch.device) -> None:
     """As transformers hands them over: a view of [H, T, D]."""
     rows = moved(paged_rows([(30, 3), (90, 70)]), device)
