@@ -97,7 +97,7 @@ def _panels(weight: Tensor, dtype: torch.dtype, num_bits: int | None) -> tuple[T
     coded = groups.to_groups(weight, num_bits) if num_bits is not None else None
     if coded is not None:
         return linear.pack_groups(coded), linear.GROUP_CODES[coded.num_bits]
-    return linear.pack(weight.detach().to(dtype).contiguous()), native.DTYPES[dtype]
+    return linear.pack(weight.detach().to(dtype).contiguous())
 
 
 def fuse(model: PackedEagle, streams: Tensor) -> Tensor:

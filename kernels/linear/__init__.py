@@ -82,9 +82,8 @@ def pack(weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None =
     shape = (weight.shape[0], weight.shape[1])
     if dtype in kernel.DTYPES and weight.is_cpu and native.enabled():
         wide_bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
-        return PackedLinear(
-            kernel.pack(weight.contiguous()), wide_bias, weight.shape[0], weight.shape[1], dtype, native.DTYPES[dtype]
-        )
+        panels, code = kernel.pack(weight.contiguous())
+        return PackedLinear(panels, wide_bias, *shape, dtype, code)
     bias = None if bias is None else bias.detach().to(dtype)
     return PackedLinear(weight, bias, *shape, dtype, None)
 

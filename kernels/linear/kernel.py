@@ -9,18 +9,35 @@ from specdec.kernels.linear.groups import Groups
 DTYPES = (torch.float32, torch.bfloat16)
 GROUP_CODES = {4: 3, 8: 4}  # DType in vec.h, by the bits of a code
 BYTE_CODES = {4: 5, 8: 6}  # likewise, where inputs are rounded to bytes
-KINDS = {0: "float32", 1: "bfloat16", 3: "4-bit codes", 4: "8-bit codes", 5: "4-bit codes", 6: "8-bit codes"}
+TILES = 7  # likewise, of bfloat16 in tiles: inputs are rounded to bfloat16
+KINDS = {
+    0: "float32",
+    1: "bfloat16",
+    TILES: "bfloat16",
+    3: "4-bit codes",
+    4: "8-bit codes",
+    5: "4-bit codes",
+    6: "8-bit codes",
+}
 
 
-def pack(weight: Tensor) -> Tensor:
-    """weight [N, K], contiguous -> panels [ceil(N / panel), K, panel], padded with zeros."""
+def pack(weight: Tensor) -> tuple[Tensor, int]:
+    """weight [N, K], contiguous -> panels and their DType.
+
+    Panels are [ceil(N / panel), K, panel], or tiles [ceil(N / panel), ceil(K / 32), panel / 16, 16, 16, 2] of 16 pairs
+    of inputs and 16 outputs; padded with zeros.
+    """
     out_features, in_features = weight.shape
     panel = native.function("specdec_panel", "", "i")()
-    packed = torch.empty(-(-out_features // panel), in_features, panel, dtype=weight.dtype)
+    num_panels, code = -(-out_features // panel), native.DTYPES[weight.dtype]
+    if weight.dtype == torch.bfloat16 and native.has_tiles():
+        code = TILES
+        packed = torch.empty(num_panels, -(-in_features // 32), panel // 16, 16, 16, 2, dtype=weight.dtype)
+    else:
+        packed = torch.empty(num_panels, in_features, panel, dtype=weight.dtype)
     call = native.function("specdec_pack", "ppiiii")
-    dtype = native.DTYPES[weight.dtype]
-    call(weight.data_ptr(), packed.data_ptr(), out_features, in_features, dtype, torch.get_num_threads())
-    return packed
+    call(weight.data_ptr(), packed.data_ptr(), out_features, in_features, code, torch.get_num_threads())
+    return packed, code
 
 
 def pack_groups(groups: Groups) -> Tensor:

@@ -106,7 +106,7 @@ def _panels(weight: Tensor, dtype: torch.dtype, quantization: Quantization | Non
     if grouped is not None:
         assert grouped.code is not None
         return grouped.data, grouped.code
-    return linear.pack(weight.detach().to(dtype).contiguous()), native.DTYPES[dtype]
+    return linear.pack(weight.detach().to(dtype).contiguous())
 
 
 def interleave(layer: LayerWeights) -> Tensor:

@@ -75,11 +75,11 @@ class Forward {
         }
         const int64_t T = s.num_tokens, rows = std::max(T, s.num_logits);
         const int64_t widest = std::max({shape.width, out_width, shape.mlp});
-        float* at = call_scratch(T * (shape.width + qkv_width + out_width) + rows * 2 * widest + parts_floats +
+        float* at = call_scratch(T * (shape.width + qkv_width + out_width) + 2 * Activations::floats(rows, widest) + parts_floats +
                                  ByteActivations::floats(rows, widest) + 64 * 7);
         auto take = [&](int64_t floats) { return (at += (floats + 15) / 16 * 16) - (floats + 15) / 16 * 16; };
         hidden = take(T * shape.width), qkv = take(T * qkv_width), mixed = take(T * out_width);
-        first = take(rows * widest), second = take(rows * widest), parts = take(parts_floats);
+        first = take(Activations::floats(rows, widest)), second = take(Activations::floats(rows, widest)), parts = take(parts_floats);
         bytes = take(ByteActivations::floats(rows, widest));
     }
 
@@ -89,7 +89,7 @@ class Forward {
         team.share(T, [&](int64_t t) { embed(t); });
         for (int64_t i = 0; i < shape.num_layers; ++i) run_layer(team, i);
         team.share(T, [&](int64_t t) { keep_feature(shape.num_layers, t); });
-        const Activations last(first, step.num_logits, shape.width, most_rows(shape.head_dtype));
+        const Activations last(first, step.num_logits, shape.width, shape.head_dtype);
         team.share(step.num_logits, [&](int64_t i) {
             norm_into(hidden + step.logits_indices[i] * shape.width, model.norm, model.eps, last, i);
         });
@@ -112,10 +112,10 @@ class Forward {
     void run_layer(Team& team, int64_t index) {
         const Layer& layer = model.layers[index];
         const int64_t T = step.num_tokens;
-        const Activations x(first, T, shape.width, most_rows(layer.qkv.dtype));
-        const Activations attended(first, T, out_width, most_rows(layer.out.dtype));
-        const Activations y(first, T, shape.width, most_rows(layer.gate_up.dtype));
-        const Activations gated(second, T, shape.mlp, most_rows(layer.down.dtype));
+        const Activations x(first, T, shape.width, layer.qkv.dtype);
+        const Activations attended(first, T, out_width, layer.out.dtype);
+        const Activations y(first, T, shape.width, layer.gate_up.dtype);
+        const Activations gated(second, T, shape.mlp, layer.down.dtype);
         team.share(T, [&](int64_t t) {
             keep_feature(index, t);
             norm_into(hidden + t * shape.width, layer.input_norm, model.eps, x, t);

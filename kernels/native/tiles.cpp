@@ -1,0 +1,92 @@
+// The products of tiles.h, and asking the system for the registers they need.
+#include "tiles.h"
+
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512F__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+using vec::bf16;
+
+namespace {
+
+constexpr int64_t FETCH_AHEAD = 4 * tiles::SIZE;  // numbers of weights, which are read once from memory
+constexpr int64_t TILE_BYTES = 64;                // of a row
+constexpr int64_t PANEL_BYTES = 2 * 16 * sizeof(float);  // of a row of sums
+
+bool ask() {
+    unsigned a, b, c, d;
+    const unsigned wanted = 1u << 22 | 1u << 24;  // AMX-BF16 and AMX-TILE
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & wanted) != wanted) return false;
+    constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, of the whole process
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+
+// Palette 1; eight tiles of 16 rows of 64 bytes. In memory that no compiler may think unread.
+alignas(64) const volatile struct {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+} CONFIGURATION;
+
+// Registers: 0-3 sums (of 16 tokens x 16 outputs), 4-5 inputs, 6-7 weights.
+template <int BLOCKS>
+void multiply_blocks(const bf16* panel, const bf16* inputs, int64_t steps, float* sums) {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (BLOCKS == 2) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    const bf16* second = inputs + steps * tiles::SIZE;
+    for (int64_t s = 0; s < steps; ++s, panel += 2 * tiles::SIZE) {
+        _tile_loadd(6, panel, TILE_BYTES);
+        _tile_loadd(4, inputs + s * tiles::SIZE, TILE_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, panel + tiles::SIZE, TILE_BYTES);
+        _tile_dpbf16ps(1, 4, 7);
+        if (BLOCKS == 2) {
+            _tile_loadd(5, second + s * tiles::SIZE, TILE_BYTES);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        for (int64_t at = 0; at < 2 * tiles::SIZE; at += 32) __builtin_prefetch(panel + FETCH_AHEAD + at);
+    }
+    _tile_stored(0, sums, PANEL_BYTES);
+    _tile_stored(1, sums + 16, PANEL_BYTES);
+    if (BLOCKS == 2) {
+        _tile_stored(2, sums + tiles::ROWS * 32, PANEL_BYTES);
+        _tile_stored(3, sums + tiles::ROWS * 32 + 16, PANEL_BYTES);
+    }
+}
+
+}  // namespace
+
+bool tiles::available() {
+    static const bool may = ask();
+    return may;
+}
+
+void tiles::enter() {
+    _tile_loadconfig((const void*)&CONFIGURATION);
+}
+
+void tiles::leave() { _tile_release(); }
+
+void tiles::multiply(const bf16* panel, const bf16* inputs, int64_t num_tokens, int64_t K, float* sums) {
+    if (num_tokens > ROWS)
+        multiply_blocks<2>(panel, inputs, steps(K), sums);
+    else
+        multiply_blocks<1>(panel, inputs, steps(K), sums);
+}
+
+#else
+
+bool tiles::available() { return false; }
+void tiles::enter() {}
+void tiles::leave() {}
+void tiles::multiply(const vec::bf16*, const vec::bf16*, int64_t, int64_t, float*) {}
+
+#endif
+
+extern "C" int64_t specdec_has_tiles() { return tiles::available(); }
