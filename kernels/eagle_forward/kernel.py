@@ -84,6 +84,7 @@ def _shape(weights: EagleWeights, embedding_code: int) -> Numbers:
         width, feature_width, weights.num_feature_norms, shape.num_heads, shape.num_kv_heads, shape.head_dim,
         weights.layer.gate.shape[0], weights.embedding.shape[0], weights.head.shape[0], *reversed(weights.cos.shape),
         0, embedding_code, 0, weights.layer.window or 0, weights.is_residual_normed, weights.is_feedback_normed,
+        native.has_tiles(),
     )  # fmt: skip
     return (ctypes.c_int64 * len(numbers))(*map(int, numbers))
 

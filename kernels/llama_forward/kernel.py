@@ -186,5 +186,6 @@ def _shape(model: PackedLlama, k_cache: Tensor) -> Numbers:
         native.DTYPES[model.dtype],
         model.head_code,
         native.DTYPES[k_cache.dtype],
+        int(native.has_tiles()),
     )
     return (ctypes.c_int64 * len(numbers))(*numbers)

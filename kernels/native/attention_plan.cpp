@@ -50,7 +50,7 @@ void plan_attention(const AttentionShape& shape, const int32_t* seq_lens, const 
             plan.items.back().first_segment = s;
             plan.items.back().end_segment = s + 1;
             plan.items.back().part = plan.part_floats;
-            plan.part_floats += item.num_queries * heads * item.num_groups * (padded_width(shape.Dv) + 2);
+            plan.part_floats += state_floats(item.num_queries * heads * item.num_groups, padded_width(shape.Dv));
         }
     }
 }
@@ -61,7 +61,7 @@ extern "C" void specdec_paged_attention(const void* q, const void* k_cache, cons
                                         const int64_t* shape_numbers, int64_t num_tokens, int64_t num_rows, float scale,
                                         float softcap, int64_t num_threads) {
     const int64_t* n = shape_numbers;
-    AttentionShape shape{n[0], n[1], n[2], n[3], n[4], n[5], n[6], scale, softcap, n[7], n[8], n[9]};
+    AttentionShape shape{n[0], n[1], n[2], n[3], n[4], n[5], n[6], scale, softcap, n[7], n[8], n[9], n[10]};
     static thread_local AttentionPlan plan_of_thread;
     AttentionPlan& plan = plan_of_thread;  // a lambda would otherwise name the worker's own
     plan_attention(shape, seq_lens, cu_query_lens, num_rows, num_threads, plan);

@@ -17,7 +17,7 @@ namespace {
 
 struct Shape {  // the order of fields is that of the numbers in eagle_forward/kernel.py
     int64_t width, feature_width, num_feature_norms, H, G, D, mlp, V, draft_V, rotary_width, num_positions, block_size,
-        embedding_dtype, cache_dtype, window, is_residual_normed, is_feedback_normed;
+        embedding_dtype, cache_dtype, window, is_residual_normed, is_feedback_normed, may_tile;
 };
 
 struct Weights {  // likewise; pointers, null where the head has none
@@ -47,7 +47,7 @@ class Head {
     Head(const Shape& s, const Weights& w, const Step& now, float e, float scale) : shape(s), weights(w), step(now), eps(e) {
         q_width = s.H * s.D, kv_width = 2 * s.G * s.D;
         attention = {s.H, s.G, s.D, s.D, s.block_size, now.table_stride, s.window, scale, 0.0f, FLOAT32, s.cache_dtype,
-                     FLOAT32};
+                     FLOAT32, s.may_tile};
         attention.first_key = 1;
     }
 

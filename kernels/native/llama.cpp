@@ -17,7 +17,7 @@ namespace {
 
 struct Shape {  // the order of fields is that of the numbers in llama_forward/kernel.py
     int64_t num_layers, width, H, G, D, mlp, V, rotary_width, num_positions, block_size, embedding_dtype, head_dtype,
-        cache_dtype;
+        cache_dtype, may_tile;
 };
 
 struct Layer {  // likewise; pointers
@@ -57,7 +57,7 @@ class Forward {
   public:
     Forward(const Model& m, const Step& s, int64_t num_threads) : model(m), step(s), shape(m.shape) {
         attention = {shape.H, shape.G, shape.D, shape.D, shape.block_size, s.table_stride, 0, m.scale, 0.0f,
-                     FLOAT32, shape.cache_dtype, FLOAT32};
+                     FLOAT32, shape.cache_dtype, FLOAT32, shape.may_tile};
         qkv_width = (shape.H + 2 * shape.G) * shape.D;
         out_width = shape.H * shape.D;
         // Layers see all of the context or a window of it; each kind is cut once a step.

@@ -1,7 +1,7 @@
 // The products of tiles.h, and asking the system for the registers they need.
 #include "tiles.h"
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512F__) && defined(__linux__)
+#if SPECDEC_HAS_TILES
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -22,16 +22,27 @@ bool ask() {
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 
-// Palette 1; eight tiles of 16 rows of 64 bytes. In memory that no compiler may think unread.
-alignas(64) const volatile struct {
+struct alignas(64) Configuration {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-} CONFIGURATION;
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+struct Configurations {
+    Configuration of[tiles::ROWS + 1];
+    constexpr Configurations() : of() {
+        for (int rows = 0; rows <= tiles::ROWS; ++rows)
+            for (int i = 0; i < 8; ++i) of[rows].row_bytes[i] = TILE_BYTES, of[rows].rows[i] = i < 6 ? rows : tiles::ROWS;
+    }
+};
+
+// Constants in memory: GCC believes that _tile_loadconfig reads eight bytes, and drops stores to the others.
+constinit const Configurations CONFIGURATIONS;
 
 // Registers: 0-3 sums (of 16 tokens x 16 outputs), 4-5 inputs, 6-7 weights.
 template <int BLOCKS>
 void multiply_blocks(const bf16* panel, const bf16* inputs, int64_t steps, float* sums) {
+    tiles::order_memory();
     _tile_zero(0);
     _tile_zero(1);
     if (BLOCKS == 2) {
@@ -67,9 +78,7 @@ bool tiles::available() {
     return may;
 }
 
-void tiles::enter() {
-    _tile_loadconfig((const void*)&CONFIGURATION);
-}
+void tiles::enter(int64_t rows) { _tile_loadconfig(&CONFIGURATIONS.of[rows]); }
 
 void tiles::leave() { _tile_release(); }
 
@@ -83,7 +92,7 @@ void tiles::multiply(const bf16* panel, const bf16* inputs, int64_t num_tokens, 
 #else
 
 bool tiles::available() { return false; }
-void tiles::enter() {}
+void tiles::enter(int64_t) {}
 void tiles::leave() {}
 void tiles::multiply(const vec::bf16*, const vec::bf16*, int64_t, int64_t, float*) {}
 

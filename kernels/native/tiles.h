@@ -7,6 +7,12 @@
 
 #include "vec.h"
 
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512BF16__) && defined(__linux__)
+#define SPECDEC_HAS_TILES 1
+#else
+#define SPECDEC_HAS_TILES 0
+#endif
+
 namespace tiles {
 
 constexpr int64_t ROWS = 16, DEPTH = 32;       // tokens, and numbers of each, that a tile of inputs holds
@@ -46,9 +52,12 @@ inline int64_t weight_place(int64_t n, int64_t k) {
 // Whether this process may use them; asks the system once.
 bool available();
 
-// What a thread does around its calls of `multiply`.
-void enter();
+// What a thread does around its products; rows: of registers 0 to 5, of 6 and 7 there are 16.
+void enter(int64_t rows = ROWS);
 void leave();
+
+// Stores before it come before loads of tiles after it: GCC does not know that these read memory.
+SPECDEC_INLINE void order_memory() { asm volatile("" ::: "memory"); }
 
 // sums[t][0:32] = inputs of token t . panel, for up to BLOCK_ROWS tokens; inputs: of a block's first tile
 void multiply(const vec::bf16* panel, const vec::bf16* inputs, int64_t num_tokens, int64_t K, float* sums);

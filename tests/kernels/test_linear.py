@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernel_oracles import (
-    BFLOAT16_WAYS,
+    WAYS,
     assert_as_good_as,
     assert_rows_do_not_notice_each_other,
     needs_native,
@@ -16,9 +16,6 @@ from specdec.kernels.linear import Quantization, groups, kernel, linear, pack, p
 
 SHAPES = [(1, 1), (32, 16), (33, 17), (31, 300), (96, 257), (160, 576)]  # N, K
 DTYPES = [torch.float32, torch.bfloat16]
-WAYS = [pytest.param(torch.float32, "0", id="float32")] + [
-    pytest.param(torch.bfloat16, *way.values, marks=way.marks, id=f"bfloat16 {way.id}") for way in BFLOAT16_WAYS
-]
 
 
 def make(N: int, K: int, dtype: torch.dtype, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_oracles import BFLOAT16_WAYS, needs_native, needs_tiles
+from kernel_oracles import BFLOAT16_WAYS, WAYS, needs_native, needs_tiles
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -149,10 +149,7 @@ def test_logits_and_features_equal_transformers(family: str, is_native: bool) ->
 
 
 @needs_native
-@pytest.mark.parametrize(
-    ("dtype", "amx"),
-    [(torch.float32, "0"), *(pytest.param(torch.bfloat16, *w.values, marks=w.marks) for w in BFLOAT16_WAYS)],
-)
+@pytest.mark.parametrize(("dtype", "amx"), WAYS)
 def test_a_token_has_the_same_bits_in_any_step(dtype: torch.dtype, amx: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a prompt, decode token by token and verification of many drafts all give one answer, bit by bit."""
     monkeypatch.setenv("SPECDEC_AMX", amx)
