@@ -1,11 +1,13 @@
 """Profile: where the time of a decoding step goes, and how far it is from what this machine could do.
 
     python -m evals.profile --rows 1,8,32 --quantization none,int4,int4-a8
+    python -m evals.profile --rows 1,8,32 --attention
 
 Every row decodes plainly behind a context of the same length. Stages of the engine are timed in served steps, those
 inside the native forward by the forward itself. The limits are measured in the same run: bytes of weights over the
 read bandwidth, or products over the rate of torch's own matrix product, whichever takes longer. Where the machine is
-shared, medians of a step say more than their distance from a limit.
+shared, medians of a step say more than their distance from a limit. With --attention it is attention alone, for many
+lengths and queries, beside the time to read its keys and values.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from unittest import mock
 import torch
 from tqdm import tqdm
 
-from evals import results
+from evals import attention_profile, results
 from evals.flags import numbers, words
 from evals.stages import STAGES, WatchedEngine
 from evals.table import render
@@ -209,6 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     file = results.ResultFile(path, results.describe("evals.profile", argv, 0))
     machine = look_at_machine()
     file.write("profile.machine", asdict(machine))
+    if args.attention:
+        return _profile_attention(args, machine, file)
     lines = []
     for quantization in tqdm(args.quantization, unit="engine", disable=None):
         for profile in measure(args, machine, quantization):
@@ -223,6 +227,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _profile_attention(args: argparse.Namespace, machine: Machine, file: results.ResultFile) -> int:
+    """The table of --attention."""
+    most = max(args.rows)
+    made = LLM(
+        args.target, None, dtype=args.dtype, quantization=args.quantization[0], max_num_seqs=most,
+        num_kv_blocks=most * -(-max(args.keys) // 16), enable_prefix_caching=False,
+    )  # fmt: skip
+    cases = attention_profile.measure_attention(
+        made, machine.bytes_per_second, args.rows, args.keys, args.queries, args.steps
+    )
+    for case in cases:
+        file.write("profile.attention", asdict(case))
+    print(render(attention_profile.HEADERS, [case.row() for case in cases]))
+    print(
+        f"\nall layers of a step, medians of {args.steps}; {machine.num_threads} threads read "
+        f"{machine.bytes_per_second / 1e9:.1f} GB/s (the best of 7 runs). {file.path}"
+    )
+    return 0
+
+
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m evals.profile", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
@@ -232,6 +256,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--rows", type=numbers, default=[1, 8, 32])
     add("--context", type=int, default=128, help="tokens of every prompt")
     add("--steps", type=int, default=30)
+    add("--attention", action="store_true", help="attention alone, with the first of --quantization")
+    add("--keys", type=numbers, default=[128, 512, 2048], help="of a row, with --attention")
+    add("--queries", type=numbers, default=[1, 4, 8], help="of a row, with --attention")
     add("--out", type=Path, help="a file of JSON lines to append to (default: under results/)")
     return parser.parse_args(argv)
 
