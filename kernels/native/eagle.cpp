@@ -68,17 +68,18 @@ class Head {
 
     void take_scratch(bool is_draft) {
         const int64_t n = step.num_rows, widest = std::max({2 * shape.width, q_width, shape.mlp});
+        const int64_t inputs = Activations::floats(n, widest);
         const int64_t sizes[] = {n * 2 * shape.width,  // hidden, embedded
-                                 n * kv_width, is_draft * n * 2 * q_width, (1 + is_draft) * Activations::floats(n, widest),
+                                 n * kv_width, is_draft * n * 2 * q_width, (1 + is_draft) * inputs,
                                  is_draft * n * shape.draft_V, parts_floats, 2 * n};
         int64_t total = 64 * 10;
         for (int64_t size : sizes) total += size;
         float* at = call_scratch(total);
         auto take = [&](int64_t floats) { return (at += (floats + 15) / 16 * 16) - (floats + 15) / 16 * 16; };
-        hidden = take(n * shape.width), embedded = take(n * shape.width), kv = take(n * kv_width), x = take(Activations::floats(n, widest));
+        hidden = take(n * shape.width), embedded = take(n * shape.width), kv = take(n * kv_width), x = take(inputs);
         tokens = (int64_t*)take(2 * n);
         if (is_draft) {
-            q = take(n * q_width), mixed = take(n * q_width), gated = take(Activations::floats(n, widest));
+            q = take(n * q_width), mixed = take(n * q_width), gated = take(inputs);
             logits = take(n * shape.draft_V), parts = take(parts_floats);
         }
     }
@@ -86,7 +87,7 @@ class Head {
     void keep_all(Team& team) {
         const int64_t n = step.num_rows;
         const Activations pairs(x, n, 2 * shape.width, weights.kv.dtype);
-        team.share(n, [&](int64_t r) {
+        share_tokens(team, pairs, [&](int64_t r) {
             tokens[r] = step.token_ids[r];
             std::memcpy(hidden + r * shape.width, step.features + r * shape.width, shape.width * sizeof(float));
             put_pair(pairs, r);
@@ -118,7 +119,7 @@ class Head {
         const Activations pairs(x, n, 2 * width, weights.q.dtype), attended(x, n, q_width, weights.out.dtype);
         const Activations narrow(x, n, width, weights.gate_up.dtype), last(x, n, width, weights.head.dtype);
         const Activations gates(gated, n, shape.mlp, weights.down.dtype);
-        team.share(n, [&](int64_t r) { put_pair(pairs, r); });
+        share_tokens(team, pairs, [&](int64_t r) { put_pair(pairs, r); });
         linear_team(team, linear(weights.q, weights.q_bias, q_width, 2 * width), pairs, {Destination::FLOAT, q});
         linear_team(team, linear(weights.kv, weights.kv_bias, kv_width, 2 * width), pairs, {Destination::FLOAT, kv});
         team.share(n, [&](int64_t r) {
@@ -130,12 +131,12 @@ class Head {
         attention_team(team, attention, plans[s], q, step.k_cache, step.v_cache, step.block_tables, nullptr, mixed, parts);
         pack_team(team, mixed, FLOAT32, attended);
         linear_team(team, linear(weights.out, weights.out_bias, width, q_width), attended, {Destination::ADD, hidden});
-        team.share(n, [&](int64_t r) { norm_into(hidden + r * width, weights.post_norm, eps, narrow, r); });
+        share_tokens(team, narrow, [&](int64_t r) { norm_into(hidden + r * width, weights.post_norm, eps, narrow, r); });
         const int64_t gate_up_width = (shape.mlp + W - 1) / W * PANEL;
         linear_team(team, linear(weights.gate_up, nullptr, gate_up_width, width), narrow,
                     {Destination::GATE, nullptr, &gates});
         linear_team(team, linear(weights.down, nullptr, width, shape.mlp), gates, {Destination::ADD, hidden});
-        team.share(n, [&](int64_t r) {
+        share_tokens(team, last, [&](int64_t r) {
             if (shape.is_feedback_normed) norm_head(hidden + r * width, weights.norm, eps, width);
             if (!shape.is_feedback_normed) return norm_into(hidden + r * width, weights.norm, eps, last, r);
             const Activations::Column column = last.column(r);

@@ -52,7 +52,9 @@ struct Activations {
         void put(int64_t k, vec::F v, int64_t count) const {
             if (row) return tiles::put(row, K, k, v, count);
             if (stride == 1) return vec::store_first(at + k, v, count);
-            for (int64_t i = 0; i < std::min<int64_t>(vec::W, count); ++i) at[(k + i) * stride] = v[i];
+            float lanes[vec::W];
+            vec::store(lanes, v);
+            for (int64_t i = 0; i < std::min<int64_t>(vec::W, count); ++i) at[(k + i) * stride] = lanes[i];
         }
     };
 
@@ -63,6 +65,16 @@ struct Activations {
         return {data + start(block) * K + token - start(block), rows(block), nullptr, K};
     }
 };
+
+// Calls body(t) for every token of x, for which it makes the inputs. Tokens of a block of floats lie in the same cache
+// lines, which two threads would take from each other at every number: they go to one.
+template <typename Body>
+void share_tokens(Team& team, const Activations& x, Body body) {
+    if (x.is_tiled) return team.share(x.num_tokens, body);
+    team.share(x.num_blocks, [&](int64_t b) {
+        for (int64_t t = x.start(b); t < x.start(b) + x.rows(b); ++t) body(t);
+    });
+}
 
 // What becomes of the sums: kept, rounded, added to what is there, or gated into the inputs of the next layer.
 struct Destination {

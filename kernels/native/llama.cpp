@@ -75,11 +75,12 @@ class Forward {
         }
         const int64_t T = s.num_tokens, rows = std::max(T, s.num_logits);
         const int64_t widest = std::max({shape.width, out_width, shape.mlp});
-        float* at = call_scratch(T * (shape.width + qkv_width + out_width) + 2 * Activations::floats(rows, widest) + parts_floats +
+        const int64_t inputs = Activations::floats(rows, widest);
+        float* at = call_scratch(T * (shape.width + qkv_width + out_width) + 2 * inputs + parts_floats +
                                  ByteActivations::floats(rows, widest) + 64 * 7);
         auto take = [&](int64_t floats) { return (at += (floats + 15) / 16 * 16) - (floats + 15) / 16 * 16; };
         hidden = take(T * shape.width), qkv = take(T * qkv_width), mixed = take(T * out_width);
-        first = take(Activations::floats(rows, widest)), second = take(Activations::floats(rows, widest)), parts = take(parts_floats);
+        first = take(inputs), second = take(inputs), parts = take(parts_floats);
         bytes = take(ByteActivations::floats(rows, widest));
     }
 
@@ -90,7 +91,7 @@ class Forward {
         for (int64_t i = 0; i < shape.num_layers; ++i) run_layer(team, i);
         team.share(T, [&](int64_t t) { keep_feature(shape.num_layers, t); });
         const Activations last(first, step.num_logits, shape.width, shape.head_dtype);
-        team.share(step.num_logits, [&](int64_t i) {
+        share_tokens(team, last, [&](int64_t i) {
             norm_into(hidden + step.logits_indices[i] * shape.width, model.norm, model.eps, last, i);
         });
         mark(ELEMENTWISE);
@@ -116,7 +117,7 @@ class Forward {
         const Activations attended(first, T, out_width, layer.out.dtype);
         const Activations y(first, T, shape.width, layer.gate_up.dtype);
         const Activations gated(second, T, shape.mlp, layer.down.dtype);
-        team.share(T, [&](int64_t t) {
+        share_tokens(team, x, [&](int64_t t) {
             keep_feature(index, t);
             norm_into(hidden + t * shape.width, layer.input_norm, model.eps, x, t);
         });
@@ -134,7 +135,7 @@ class Forward {
         linear_team(team, linear(layer.out, layer.out_bias, shape.width, out_width), attended,
                     {Destination::ADD, hidden}, bytes);
         mark(LINEARS);
-        team.share(T, [&](int64_t t) { norm_into(hidden + t * shape.width, layer.post_norm, model.eps, y, t); });
+        share_tokens(team, y, [&](int64_t t) { norm_into(hidden + t * shape.width, layer.post_norm, model.eps, y, t); });
         mark(ELEMENTWISE);
         const int64_t gate_up_width = (shape.mlp + W - 1) / W * PANEL;
         linear_team(team, linear(layer.gate_up, nullptr, gate_up_width, shape.width), y,
