@@ -39,6 +39,7 @@ class PackedEagle:
 def pack(weights: EagleWeights, dtype: torch.dtype, num_bits: int | None) -> PackedEagle:
     """Lay out linear weights in `dtype` or in codes; norms, biases and rotary tables in float32."""
     owned: list[Tensor] = []
+    arena = linear.Arena()
 
     def keep(tensor: Tensor | None) -> int:
         if tensor is None:
@@ -53,7 +54,7 @@ def pack(weights: EagleWeights, dtype: torch.dtype, num_bits: int | None) -> Pac
         weights.fc, layer.qkv[:q_width], layer.qkv[q_width:], layer.out, interleave(layer), layer.down, weights.head,
     )  # fmt: skip
     for weight in linears:
-        panels, code = _panels(weight, dtype, num_bits)
+        panels, code = _panels(weight, dtype, num_bits, arena)
         numbers += [keep(panels), code]
     bias = layer.qkv_bias
     biases = (None, None) if bias is None else (bias[:q_width], bias[q_width:])
@@ -93,12 +94,12 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.float32).contiguous()
 
 
-def _panels(weight: Tensor, dtype: torch.dtype, num_bits: int | None) -> tuple[Tensor, int]:
+def _panels(weight: Tensor, dtype: torch.dtype, num_bits: int | None, arena: linear.Arena) -> tuple[Tensor, int]:
     """Return packed panels and their DType."""
     coded = groups.to_groups(weight, num_bits) if num_bits is not None else None
     if coded is not None:
-        return linear.pack_groups(coded), linear.GROUP_CODES[coded.num_bits]
-    return linear.pack(weight.detach().to(dtype).contiguous())
+        return linear.pack_groups(coded, arena), linear.GROUP_CODES[coded.num_bits]
+    return linear.pack(weight.detach().to(dtype).contiguous(), arena)
 
 
 def fuse(model: PackedEagle, streams: Tensor) -> Tensor:

@@ -65,6 +65,12 @@ def has_tiles() -> bool:
     return chosen == "1" and enabled() and bool(function("specdec_has_tiles", "", "i")())
 
 
+def identity() -> str:
+    """Name the code that runs: the sources' and the processor's fingerprint, and whether tiles are used."""
+    loaded = library() if enabled() else None
+    return "plain PyTorch" if loaded is None else f"{Path(loaded._name).name} {has_tiles()}"
+
+
 @functools.cache
 def function(name: str, arguments: str, result: str | None = None) -> Callable[..., Any]:
     """Return the symbol `name`; `arguments` has one letter each: p pointer, i int64, f float.

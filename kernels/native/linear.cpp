@@ -10,6 +10,10 @@
 #include "groups.h"
 #include "scratch.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 using namespace vec;
 
 namespace {
@@ -280,7 +284,8 @@ void linear_team(Team& team, const Linear& layer, const Activations& x, const De
     if (in_bytes) team.share(x.num_tokens, [&](int64_t t) { rounded.put(t, x.data + t * x.K); });
     const int64_t panels = (layer.N + PANEL - 1) / PANEL;
     // Neighbouring panels for one thread, so that what it fetches ahead is mostly its own.
-    const int64_t chunk = std::max<int64_t>(1, panels / (16 * team.size()));
+    int64_t chunk = std::max<int64_t>(1, panels / (16 * team.size()));
+    if (to.kind == Destination::GATE) chunk = (chunk + 1) / 2 * 2;  // two panels fill a cache line of the next inputs
     if (x.is_tiled) return linear_tiles(team, layer, x, to, chunk);
     auto one_panel = [&](int64_t p) {
         float* sums = thread_scratch(x.num_tokens * PANEL);
@@ -321,6 +326,15 @@ void unpack_row(const Linear& layer, int64_t n, float* row) {
 extern "C" {
 
 int64_t specdec_panel() { return PANEL; }
+
+// Asks for large pages, before anything is written there; the system may have none.
+void specdec_ask_for_large_pages(void* memory, int64_t bytes) {
+#if defined(__linux__)
+    constexpr int64_t PAGE = 1 << 21;
+    const int64_t from = ((int64_t)memory + PAGE - 1) / PAGE * PAGE, to = ((int64_t)memory + bytes) / PAGE * PAGE;
+    if (from < to) madvise((void*)from, to - from, MADV_HUGEPAGE);
+#endif
+}
 
 void specdec_pack(const void* weight, void* packed, int64_t N, int64_t K, int64_t dtype, int64_t num_threads) {
     Team::run(num_threads, [&](Team& team) {

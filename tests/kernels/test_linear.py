@@ -120,6 +120,17 @@ def test_without_tiles_bfloat16_weights_have_the_bits_of_float32_ones(monkeypatc
         pack(weight)
 
 
+@needs_native
+def test_weights_of_one_arena_share_its_memory_and_nothing_else() -> None:
+    arena = kernel.Arena(1 << 12)
+    weights = [make(40, k, torch.float32, 0)[0] for k in (3, 5, 70)]  # the last is larger than what is left
+    packed = [kernel.pack(weight, arena)[0] for weight in weights]
+    assert all(data.data_ptr() % 64 == 0 for data in packed)
+    assert packed[0].untyped_storage().data_ptr() == packed[1].untyped_storage().data_ptr()
+    for weight, data in zip(weights, packed, strict=True):
+        assert torch.equal(reference.unpack(data, 40), weight)
+
+
 def from_codes(N: int, K: int, num_bits: int) -> torch.Tensor:
     """Weights as GGUF's Q4_1 or Q8_0 decode: scales and offsets are halves, each group uses its whole range."""
     generator = torch.Generator().manual_seed(N + K)
