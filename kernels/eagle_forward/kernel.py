@@ -95,11 +95,13 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _panels(weight: Tensor, dtype: torch.dtype, num_bits: int | None, arena: linear.Arena) -> tuple[Tensor, int]:
-    """Return packed panels and their DType."""
-    coded = groups.to_groups(weight, num_bits) if num_bits is not None else None
-    if coded is not None:
-        return linear.pack_groups(coded, arena), linear.GROUP_CODES[coded.num_bits]
-    return linear.pack(weight.detach().to(dtype).contiguous(), arena)
+    """Return packed panels and their DType: of the layers that share inputs, all in tiles or none."""
+    is_tiled = dtype == torch.bfloat16 and num_bits == 8 and native.has_tiles()
+    coded = None if num_bits is None else groups.to_groups(weight, num_bits, keeps_narrower=not is_tiled)
+    if coded is None:
+        return linear.pack(weight.detach().to(dtype).contiguous(), arena)
+    code = linear.CODES_IN_TILES if is_tiled else linear.GROUP_CODES[coded.num_bits]
+    return linear.pack_groups(coded, arena, code), code
 
 
 def fuse(model: PackedEagle, streams: Tensor) -> Tensor:

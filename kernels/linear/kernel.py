@@ -11,11 +11,12 @@ from specdec.kernels.linear.groups import Groups
 DTYPES = (torch.float32, torch.bfloat16)
 GROUP_CODES = {4: 3, 8: 4}  # DType in vec.h, by the bits of a code
 BYTE_CODES = {4: 5, 8: 6}  # likewise, where inputs are rounded to bytes
-TILES = 7  # likewise, of bfloat16 in tiles: inputs are rounded to bfloat16
+TILES, CODES_IN_TILES = 7, 8  # likewise, of bfloat16 and of 8-bit codes: inputs are rounded to bfloat16
 KINDS = {
     0: "float32",
     1: "bfloat16",
     TILES: "bfloat16",
+    CODES_IN_TILES: "8-bit codes",
     3: "4-bit codes",
     4: "8-bit codes",
     5: "4-bit codes",
@@ -66,10 +67,10 @@ def pack(weight: Tensor, arena: Arena | None = None) -> tuple[Tensor, int]:
     return packed, code
 
 
-def pack_groups(groups: Groups, arena: Arena | None = None) -> Tensor:
-    """codes [N, K] -> panels [ceil(N / panel), bytes] uint8."""
+def pack_groups(groups: Groups, arena: Arena | None = None, code: int | None = None) -> Tensor:
+    """codes [N, K] -> panels [ceil(N / panel), bytes] uint8; code: their DType, None for that of their bits."""
     out_features, in_features = groups.codes.shape
-    code = GROUP_CODES[groups.num_bits]
+    code = code or GROUP_CODES[groups.num_bits]
     panel = native.function("specdec_panel", "", "i")()
     num_bytes = native.function("specdec_group_bytes", "ii", "i")(in_features, code)
     packed = (arena or Arena(0)).empty((-(-out_features // panel), num_bytes), torch.uint8)

@@ -219,7 +219,11 @@ void linear_tiles(Team& team, const Linear& layer, const Activations& x, const D
         for (int64_t first = 0; first < x.num_tokens; first += tiles::BLOCK_ROWS) {
             const int64_t count = std::min(tiles::BLOCK_ROWS, x.num_tokens - first);
             const bf16* inputs = x.tiled() + first / tiles::ROWS * tiles::steps(x.K) * tiles::SIZE;
-            tiles::multiply(tiled_panel(layer, p), inputs, count, x.K, sums);
+            if (layer.dtype == BFLOAT16_TILES)
+                tiles::multiply(tiled_panel(layer, p), inputs, count, x.K, sums);
+            else
+                tiles::multiply_codes((const uint8_t*)layer.weights + p * group_bytes(x.K, layer.dtype), inputs, count, x.K,
+                                      sums);
             finish(sums, layer, {first, count}, p * PANEL, to);
         }
     };
@@ -250,6 +254,14 @@ void pack_tiles(const bf16* weight, bf16* packed, int64_t N, int64_t K, int64_t 
     for (int64_t j = 0; j < PANEL; ++j)
         for (int64_t k = 0, n = p * PANEL + j; k < padded; ++k)
             packed[tiles::weight_place(j, k)] = n < N && k < K ? weight[n * K + k] : 0;
+}
+
+void put_codes_in_tiles(const uint8_t* codes, int64_t N, int64_t K, int64_t p, uint8_t* packed) {
+    for (int64_t n = p * PANEL; n < std::min(N, (p + 1) * PANEL); ++n)
+        for (int64_t k = 0; k < K; ++k) {
+            uint8_t* group = packed + p * group_bytes(K, GROUPS_8) + k / groups::SIZE * groups::BYTES_8;
+            group[groups::HALVES + tiles::weight_place(n % PANEL, k % groups::SIZE)] = codes[n * K + k];
+        }
 }
 
 template <typename X>
@@ -304,7 +316,13 @@ void unpack_row(const Linear& layer, int64_t n, float* row) {
     const float* wide = (const float*)layer.weights + panel * layer.K * PANEL + output;
     float decoded[groups::SIZE * PANEL];
     for (int64_t k = 0; k < layer.K; ++k) {
-        if (takes_tiles(layer.dtype)) {
+        if (layer.dtype == GROUPS_8_TILES) {
+            const uint8_t* group = (const uint8_t*)layer.weights + (panel * num_groups + k / groups::SIZE) * groups::BYTES_8;
+            const int8_t code = group[groups::HALVES + tiles::weight_place(output, k % groups::SIZE)];
+            row[k] = groups::from_half(((const uint16_t*)group)[output]) * code;
+            continue;
+        }
+        if (layer.dtype == BFLOAT16_TILES) {
             row[k] = to_float(tiled_panel(layer, panel)[tiles::weight_place(output, k)]);
             continue;
         }
@@ -355,7 +373,10 @@ void specdec_pack_groups(const uint8_t* codes, const uint16_t* d, const uint16_t
                          int64_t K, int64_t dtype, int64_t num_threads) {
     Team::run(num_threads, [&](Team& team) {
         team.share((N + PANEL - 1) / PANEL,
-                   [&](int64_t p) { groups::pack_panel(codes, d, m, N, K, p, dtype == GROUPS_4, packed); });
+                   [&](int64_t p) {
+                       groups::pack_panel(codes, d, m, N, K, p, dtype == GROUPS_4, packed);
+                       if (dtype == GROUPS_8_TILES) put_codes_in_tiles(codes, N, K, p, packed);
+                   });
     });
 }
 

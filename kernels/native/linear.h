@@ -15,7 +15,7 @@ struct Linear {
 };
 
 inline bool takes_bytes(int64_t dtype) { return dtype == GROUPS_4_BYTES || dtype == GROUPS_8_BYTES; }
-inline bool takes_tiles(int64_t dtype) { return dtype == BFLOAT16_TILES; }
+inline bool takes_tiles(int64_t dtype) { return dtype >= BFLOAT16_TILES; }
 inline int64_t without_bytes(int64_t dtype) { return takes_bytes(dtype) ? dtype - 2 : dtype; }
 
 // Inputs of a linear layer as its weights want them: in float, tokens in nearly equal blocks of at most MAX_ROWS (of one,

@@ -1,6 +1,8 @@
 // The products of tiles.h, and asking the system for the registers they need.
 #include "tiles.h"
 
+#include "groups.h"
+
 #if SPECDEC_HAS_TILES
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -11,6 +13,7 @@ using vec::bf16;
 namespace {
 
 constexpr int64_t FETCH_AHEAD = 4 * tiles::SIZE;  // numbers of weights, which are read once from memory
+constexpr int64_t CODES_AHEAD = 4096;             // bytes, likewise
 constexpr int64_t TILE_BYTES = 64;                // of a row
 constexpr int64_t PANEL_BYTES = 2 * 16 * sizeof(float);  // of a row of sums
 
@@ -71,6 +74,57 @@ void multiply_blocks(const bf16* panel, const bf16* inputs, int64_t steps, float
     }
 }
 
+// 16 rows of 32 codes -> bfloat16
+SPECDEC_INLINE void widen(const uint8_t* codes, bf16* to) {
+    auto floats = [](const uint8_t* from) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+    };
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i, codes += 32, to += 32) {
+        const __m512bh row = _mm512_cvtne2ps_pbh(floats(codes + 16), floats(codes));
+        std::memcpy(to, &row, sizeof row);
+    }
+}
+
+template <int BLOCKS>
+void multiply_code_blocks(const uint8_t* panel, const bf16* inputs, int64_t num_tokens, int64_t steps, float* sums) {
+    using namespace vec;
+    alignas(64) bf16 weights[2][2 * tiles::SIZE];  // in turns, so that one step need not wait for the other's reads
+    alignas(64) float products[BLOCKS * tiles::ROWS * 32];
+    const bf16* second = inputs + steps * tiles::SIZE;
+    std::fill(sums, sums + num_tokens * 32, 0.0f);
+    for (int64_t s = 0; s < steps; ++s, panel += groups::BYTES_8) {
+        bf16* wide = weights[s % 2];
+        widen(panel + groups::HALVES, wide);
+        widen(panel + groups::HALVES + tiles::SIZE, wide + tiles::SIZE);
+        for (int64_t at = 0; at < groups::BYTES_8; at += 64) __builtin_prefetch(panel + CODES_AHEAD + at);
+        tiles::order_memory();
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_loadd(4, inputs + s * tiles::SIZE, TILE_BYTES);
+        _tile_loadd(6, wide, TILE_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(7, wide + tiles::SIZE, TILE_BYTES);
+        _tile_dpbf16ps(1, 4, 7);
+        if (BLOCKS == 2) {
+            _tile_zero(2);
+            _tile_zero(3);
+            _tile_loadd(5, second + s * tiles::SIZE, TILE_BYTES);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+            _tile_stored(2, products + tiles::ROWS * 32, PANEL_BYTES);
+            _tile_stored(3, products + tiles::ROWS * 32 + 16, PANEL_BYTES);
+        }
+        _tile_stored(0, products, PANEL_BYTES);
+        _tile_stored(1, products + 16, PANEL_BYTES);
+        const F d0 = groups::load_halves(panel), d1 = groups::load_halves(panel + 2 * W);
+        for (int64_t at = 0; at < num_tokens * 32; at += 32) {
+            store(sums + at, fma(d0, load(products + at), load(sums + at)));
+            store(sums + at + W, fma(d1, load(products + at + W), load(sums + at + W)));
+        }
+    }
+}
+
 }  // namespace
 
 bool tiles::available() {
@@ -89,12 +143,20 @@ void tiles::multiply(const bf16* panel, const bf16* inputs, int64_t num_tokens, 
         multiply_blocks<1>(panel, inputs, steps(K), sums);
 }
 
+void tiles::multiply_codes(const uint8_t* panel, const bf16* inputs, int64_t num_tokens, int64_t K, float* sums) {
+    if (num_tokens > ROWS)
+        multiply_code_blocks<2>(panel, inputs, num_tokens, steps(K), sums);
+    else
+        multiply_code_blocks<1>(panel, inputs, num_tokens, steps(K), sums);
+}
+
 #else
 
 bool tiles::available() { return false; }
 void tiles::enter(int64_t) {}
 void tiles::leave() {}
 void tiles::multiply(const vec::bf16*, const vec::bf16*, int64_t, int64_t, float*) {}
+void tiles::multiply_codes(const uint8_t*, const vec::bf16*, int64_t, int64_t, float*) {}
 
 #endif
 

@@ -3,6 +3,9 @@
 // A tile is 16 rows of 64 bytes. Inputs lie in tiles of 16 tokens x 32 numbers, weights in tiles of 16 pairs of numbers
 // x 16 outputs, K padded with zeros. One accumulator takes all of K in ascending order, and a row of a tile never sees
 // the other rows, so a token's bits do not depend on its neighbours. Rows beyond the last token hold anything.
+//
+// Codes of 8 bits (groups.h) are whole numbers that bfloat16 holds exactly: a group is multiplied as they are, and its sum
+// by the scale of the output afterwards. A group is one step, so it holds 32 scales, then the codes of two tiles.
 #pragma once
 
 #include "vec.h"
@@ -61,5 +64,6 @@ SPECDEC_INLINE void order_memory() { asm volatile("" ::: "memory"); }
 
 // sums[t][0:32] = inputs of token t . panel, for up to BLOCK_ROWS tokens; inputs: of a block's first tile
 void multiply(const vec::bf16* panel, const vec::bf16* inputs, int64_t num_tokens, int64_t K, float* sums);
+void multiply_codes(const uint8_t* panel, const vec::bf16* inputs, int64_t num_tokens, int64_t K, float* sums);
 
 }  // namespace tiles

@@ -95,6 +95,27 @@ def test_tiles_multiply_inputs_rounded_to_bfloat16(shape: tuple[int, int]) -> No
 
 
 @needs_tiles
+@pytest.mark.parametrize("shape", [(2, 32), (33, 96), (160, 576)])
+def test_codes_in_tiles_multiply_inputs_rounded_to_bfloat16(shape: tuple[int, int]) -> None:
+    """Against what codes stand for, with a bound as above: a sum of K products, and one of as many groups."""
+    weight, bias, _ = make(*shape, torch.float32, 0)
+    found = groups.to_groups(weight, 8)
+    assert found is not None
+    data, code = kernel.pack_groups(found, None, kernel.CODES_IN_TILES), kernel.CODES_IN_TILES
+    codes = groups.decode(found).double()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return kernel.linear(x, data, code, bias, shape[0], torch.empty(len(x), shape[0]))
+
+    x = make(*shape, torch.float32, 40)[2]
+    rounded = x.to(torch.bfloat16).double()
+    bound = (rounded.abs() @ codes.abs().T + bias.abs()) * (2 * shape[1] + 1) * 2**-24
+    assert ((run(x) - F.linear(rounded, codes, bias.double())).abs() <= bound).all()
+    assert ((run(x) - F.linear(x.double(), codes, bias.double())).abs() > bound).any()
+    assert_rows_do_not_notice_each_other(run, x)
+
+
+@needs_tiles
 def test_tiles_keep_a_row_that_is_no_number_to_itself() -> None:
     weight, _, x = make(33, 40, torch.bfloat16, 20)
     packed = pack(weight)
