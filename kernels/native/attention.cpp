@@ -255,13 +255,16 @@ void attend_tile_in_tiles(const Pass& pass, int64_t group, const bf16* k, const 
     }
     for (int64_t r = 0; r < pass.group_rows; r += block)
         attention_tiles::score(q + r * shape.D, shape.D, (const bf16*)pass.keys, pass.scores + r * TILE);
-    auto scale = [&](F score) { return scaled(score, shape.scale, shape.softcap); };
-    for (int64_t r = 0; r < pass.group_rows; ++r) {
-        int64_t own = pass.item.position + r / pass.heads - tile.start;
-        int first = shape.window ? std::max<int64_t>(from, own - shape.window + 1) : from;
-        soften_row(pass.scores + r * TILE, scale, first, std::min<int64_t>(to, own + 1), max + r, sums + r * W,
-                   out + r * shape.Dv, shape.Dv);
-        attention_tiles::split_weights(pass.scores + r * TILE);
+    const float unit = shape.scale * LOG2_E;
+    auto scale = [&](F score) { return shape.softcap > 0 ? scaled(score, shape.scale, shape.softcap) : score * unit; };
+    for (int64_t query = 0, r = 0; query < pass.item.num_queries; ++query) {
+        const int64_t own = pass.item.position + query - tile.start;  // in the tile
+        const int first = shape.window ? std::max<int64_t>(from, own - shape.window + 1) : from;
+        const int last = std::min<int64_t>(to, own + 1);
+        for (int64_t head = 0; head < pass.heads; ++head, ++r) {
+            soften_row(pass.scores + r * TILE, scale, first, last, max + r, sums + r * W, out + r * shape.Dv, shape.Dv);
+            attention_tiles::split_weights(pass.scores + r * TILE);
+        }
     }
     const int64_t used = (pass.group_rows + block - 1) / block * block;
     std::fill(pass.scores + pass.group_rows * TILE, pass.scores + used * TILE, 0.0f);
