@@ -29,6 +29,7 @@ from evals.flags import numbers, words
 from evals.stages import STAGES, WatchedEngine
 from evals.table import render
 from specdec import LLM, SamplingParams
+from specdec.kernels import native
 from specdec.kernels.llama_forward import STAGES as FORWARD_STAGES
 from specdec.kernels.llama_forward import LlamaStep, llama_forward
 from specdec.models.forward_batch import ForwardBatch, Segment
@@ -47,12 +48,14 @@ class Machine:
 
     bytes_per_second      read from memory
     products_per_second   multiply-adds in float32
+    narrow_products       multiply-adds of bfloat16
     byte_products         multiply-adds of bytes
     """
 
     num_threads: int
     bytes_per_second: float
     products_per_second: float
+    narrow_products: float
     byte_products: float
 
 
@@ -94,11 +97,13 @@ def look_at_machine() -> Machine:
     """Measure the limits: a sum over 256 MB, and products of 1024 x 1024 matrices."""
     many = torch.ones(2**25, dtype=torch.int64)
     a = torch.randn(1024, 1024)
+    narrow = a.to(torch.bfloat16)
     b = torch.randint(-100, 100, (1024, 1024), dtype=torch.int8)
     return Machine(
         num_threads=torch.get_num_threads(),
         bytes_per_second=best_rate(many.nbytes, many.sum),
         products_per_second=best_rate(1024.0**3, lambda: a @ a),
+        narrow_products=best_rate(1024.0**3, lambda: narrow @ narrow),
         byte_products=best_rate(1024.0**3, lambda: torch._int_mm(b, b)),
     )
 
@@ -119,7 +124,12 @@ def _measure_rows(made: LLM, args: argparse.Namespace, machine: Machine, quantiz
     steps, stages, batch = _serve(made, rows, args.context, args.steps)
     held = weights_held(model.module, model.fast)
     read = sum(num_bytes for kind, num_bytes in held.items() if kind != "rotary tables")
-    rate = machine.byte_products if quantization.endswith("a8") else machine.products_per_second
+    is_narrow = quantization == "none" and model.dtype == torch.bfloat16 and native.has_tiles()
+    rate = (
+        machine.byte_products if quantization.endswith("a8")
+        else machine.narrow_products if is_narrow
+        else machine.products_per_second
+    )  # fmt: skip
     return Profile(
         quantization=quantization,
         rows=rows,
@@ -222,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"\nmilliseconds, medians of {args.steps} steps, context {args.context}; {machine.num_threads} threads read "
         f"{machine.bytes_per_second / 1e9:.1f} GB/s and multiply {machine.products_per_second / 1e9:.0f} G floats/s, "
-        f"{machine.byte_products / 1e9:.0f} G bytes/s (the best of 7 runs). {path}"
+        f"{machine.narrow_products / 1e9:.0f} G bfloat16/s, {machine.byte_products / 1e9:.0f} G bytes/s (the best of 7 runs). {path}"
     )
     return 0
 
