@@ -232,7 +232,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"\nmilliseconds, medians of {args.steps} steps, context {args.context}; {machine.num_threads} threads read "
         f"{machine.bytes_per_second / 1e9:.1f} GB/s and multiply {machine.products_per_second / 1e9:.0f} G floats/s, "
-        f"{machine.narrow_products / 1e9:.0f} G bfloat16/s, {machine.byte_products / 1e9:.0f} G bytes/s (the best of 7 runs). {path}"
+        f"{machine.narrow_products / 1e9:.0f} G bfloat16/s, {machine.byte_products / 1e9:.0f} G bytes/s "
+        f"(the best of 7 runs). {path}"
     )
     return 0
 
