@@ -13,6 +13,7 @@ averaged prediction is MacKay's, "The evidence framework applied to classificati
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ PLACE_VARIANCE, OWN_VARIANCE, SLOPE_VARIANCE = 2.0, 2.5, 0.25
 MAX_CONFIDENCE = 0.995  # a proposer that says 1.0 means "very sure"
 PLACE_MEMORY, OWN_MEMORY = 0.998, 0.95  # share of what is known that outlives an outcome
 SLEEP_MEMORY = 0.98  # share of what is known of a request that outlives a step without outcome
+NUM_CASES = 16  # confidences of past offers that stand for those of the next
 MAX_MOVE = 2.0  # of a weight in one step, in log-odds
 
 
@@ -101,6 +103,7 @@ class Acceptance:
         self._places: dict[tuple[str, bool], _Weights] = {}
         self._slopes: dict[str, _Weights] = {}
         self._own: dict[str, tuple[float, float, int]] = {}  # mean, variance, step
+        self._said: dict[str, deque[tuple[float, ...]]] = {}
 
     def keep(self, request_ids: set[str]) -> None:
         """Forget all requests but these."""
@@ -137,6 +140,30 @@ class Acceptance:
                 mean[r] += slope.mean[0] * x[r]
                 variance[r] += slope.variance[0] * x[r] ** 2
         return mean, variance, x
+
+    def note(self, offers: Sequence[Ask]) -> None:
+        """Remember what offers said of themselves, the last few of each source: what the next may say."""
+        for offer in offers:
+            if offer.confidences:
+                self._said.setdefault(offer.source, deque(maxlen=NUM_CASES)).append(offer.confidences)
+
+    def cases(
+        self, request_ids: Sequence[str], source: str, depth: int, step: int, *, by_confidence: bool = True
+    ) -> np.ndarray:
+        """Conditional chances of drafts that `source` has not made yet, [R, S, depth]: each row in S cases.
+
+        A case is what an offer of late said of itself, behind its end as at its last place; where none has
+        spoken there is one, without.
+        """
+        own = np.array([self._belief(request_id, step) for request_id in request_ids])
+        said = self._said.get(source) if by_confidence else None
+        places = self._place(source, bool(said), depth)
+        mean, variance = places.mean[None, :depth], places.variance[None, :depth]
+        if said:
+            x = logit(np.array([(*c, *[c[-1]] * depth)[:depth] for c in said]))
+            slope = self._slope(source)
+            mean, variance = mean + slope.mean[0] * x, variance + slope.variance[0] * x**2
+        return _moderated(mean[None] + own[:, 0, None, None], variance[None] + own[:, 1, None, None])
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         """Take the outcomes of one step's rows, one a request.
