@@ -252,7 +252,8 @@ class AdaptiveLength:
         base = best_shape(load.decoding, np.cumprod(given, axis=1), Costs(verify))
         beside = verify[base.num_drafts :][: size * deepest + 1 : size]
         extra = (beside - beside[0]) / size
-        chances = self.acceptance.cases(names, self.sources.costly, deepest, self.step, by_confidence=self.sources.looks)
+        looks = self.sources.looks
+        chances = self.acceptance.cases(names, self.sources.costly, deepest, self.step, by_confidence=looks)
         chances = np.where(np.arange(deepest) < most[:, None, None], chances, 0.0)
         value = net_value(chances, extra, base.rate)
         if given.size:
