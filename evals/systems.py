@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from evals.grid import ADAPTIVE
 from evals.load import Job, Outcome, closed_loop
-from evals.stages import WatchedEngine
+from evals.stages import StepShape, WatchedEngine
 from evals.workloads import Prompt
 from specdec import LLM, SpeculativeConfig, SpeculativeParams
 from specdec.controller import Controller, FixedLength
@@ -58,12 +58,17 @@ class EngineSystem:
 
     def run(self, jobs: Sequence[Job], concurrency: int) -> list[Outcome]:
         """Serve the jobs in a closed loop."""
-        self.engine.controller = self._controller
+        self.engine.steps.clear()
+        self.engine.controller = self.engine.heard(self._controller)
         return closed_loop(self.engine, jobs, concurrency, self._params)
 
     def work(self) -> tuple[dict[str, float], int]:
         """Seconds of every stage and steps, of all policies on this engine."""
         return dict(self.engine.clock.total), self.engine.num_steps
+
+    def steps(self) -> list[StepShape]:
+        """Of the last run."""
+        return list(self.engine.steps)
 
 
 def load(setup: Setup, method: str, longest_prompt: int) -> LLM:
