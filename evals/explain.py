@@ -73,12 +73,16 @@ def spark(values: Sequence[float], top: float | None = None) -> str:
 
 
 def reliability(steps: Sequence[Step]) -> list[tuple[float, float, int]]:
-    """Believed chance, share that was right and number of judged drafts, by tenths of the belief."""
+    """Believed chance, share that was right and number of judged drafts, by tenths of the belief.
+
+    Drafts that a grammar forces are certain, not believed, and are left out.
+    """
     bins: dict[int, list[tuple[float, bool]]] = defaultdict(list)
     for step in steps:
         for row in step["rows"]:
             for j, chance in enumerate(row["chances"][: row["accepted"] + 1]):
-                bins[min(int(chance * BINS), BINS - 1)].append((chance, j < row["accepted"]))
+                if chance < 1.0:
+                    bins[min(int(chance * BINS), BINS - 1)].append((chance, j < row["accepted"]))
     return [
         (statistics.fmean(c for c, _ in own), statistics.fmean(float(right) for _, right in own), len(own))
         for _, own in sorted(bins.items())
