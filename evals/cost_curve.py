@@ -29,6 +29,7 @@ class CostCurve:
         for step in steps:
             if step.rows and not step.prompts and step.verify > 0:
                 logs[step.rows][step.tokens].append(math.log(step.verify))
+        self._logs = logs
         self._by_rows = {rows: _rising(own) for rows, own in sorted(logs.items())}
         mixed = [step for step in steps if step.prompts]
         extra = sum(max(step.verify - self.at(step.rows, step.tokens), 0.0) for step in mixed)
@@ -40,6 +41,14 @@ class CostCurve:
             return 0.0
         sizes, seconds = self._by_rows[min(self._by_rows, key=lambda seen: (abs(seen - rows), seen))]
         return float(np.interp(tokens, sizes, seconds))
+
+    def by_tokens(self) -> list[tuple[int, float]]:
+        """Seconds by tokens alone, all rows together."""
+        pooled: dict[int, list[float]] = defaultdict(list)
+        for own in self._logs.values():
+            for tokens, logs in own.items():
+                pooled[tokens] += logs
+        return list(zip(*_rising(pooled), strict=True))
 
     def seconds(self, steps: Sequence[StepShape]) -> float:
         """What these steps should have taken; their drafting counts as it was measured."""

@@ -59,7 +59,8 @@ class StepShape(NamedTuple):
     rows      requests that decode
     tokens    of those rows, drafts included
     prompts   prompt tokens beside them
-    draft     seconds from the plan to the drafts; verify: from there to the verdict; whole microseconds
+    draft     seconds from the plan to the drafts, and what the draft does with the verdict
+    verify    seconds from the drafts to the verdict; both in whole microseconds
     """
 
     rows: int
@@ -69,28 +70,30 @@ class StepShape(NamedTuple):
     verify: float
 
     @classmethod
-    def of(cls, batch: Batch, seconds: StepSeconds) -> StepShape:
-        """Of a batch that was served."""
+    def of(cls, batch: Batch, seconds: StepSeconds, proposing: float = 0.0) -> StepShape:
+        """Of a batch that was served; `proposing`: seconds in the proposer, where they are known."""
         decoding = [row.query_len for row in batch if row.chooses and row.num_base == 1]
         tokens = sum(decoding)
         prompts = batch.num_tokens - tokens
-        return cls(len(decoding), tokens, prompts, round(seconds.draft, 6), round(seconds.verify, 6))
+        draft = max(seconds.draft, proposing)
+        return cls(len(decoding), tokens, prompts, round(draft, 6), round(seconds.verify, 6))
 
 
 class HeardController:
     """A controller, with a note of every step it is told of; it decides as it would alone."""
 
-    def __init__(self, controller: Controller, steps: list[StepShape]) -> None:
+    def __init__(self, controller: Controller, steps: list[StepShape], clock: StageClock) -> None:
         self.totals = controller.totals
         self.prepare = controller.prepare
         self.budget = controller.budget
         self.admit = controller.admit
         self._controller = controller
         self._steps = steps
+        self._clock = clock
 
     def observe(self, batch: Batch, verdict: Verdict, seconds: StepSeconds) -> None:
         """Note it and pass it on."""
-        self._steps.append(StepShape.of(batch, seconds))
+        self._steps.append(StepShape.of(batch, seconds, self._clock.step["propose"]))
         self._controller.observe(batch, verdict, seconds)
 
 
@@ -113,7 +116,7 @@ class WatchedEngine(Engine):
 
     def heard(self, controller: Controller) -> Controller:
         """The same controller, its steps noted here."""
-        return cast(Controller, HeardController(controller, self.steps))
+        return cast(Controller, HeardController(controller, self.steps, self.clock))
 
     def step(self) -> list[Emitted]:
         """One step, its stages on the clock."""
