@@ -96,6 +96,13 @@ def calibration_error(steps: Sequence[Step]) -> float:
     return sum(abs(believed - right) * count for believed, right, count in found) / total if total else 0.0
 
 
+def bias(steps: Sequence[Step]) -> float:
+    """Mean belief less the share that was right: above 0 where too much is hoped for."""
+    found = reliability(steps)
+    total = sum(count for *_, count in found)
+    return sum((believed - right) * count for believed, right, count in found) / total if total else 0.0
+
+
 def text(steps: Sequence[Step]) -> str:
     """The whole page."""
     kinds = Counter(step["kind"] for step in steps)
@@ -123,7 +130,7 @@ def text(steps: Sequence[Step]) -> str:
             ["believed chance", "right", "drafts"],
             [[f"{believed:.3f}", f"{right:.3f}", str(count)] for believed, right, count in reliability(steps)],
         ),
-        f"calibration error {calibration_error(steps):.3f}",
+        f"calibration error {calibration_error(steps):.3f}, bias {bias(steps):+.3f}",
     ]
     return "\n".join(lines)
 

@@ -24,7 +24,11 @@ SIZES = (1, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Oracle:
-    """Plans each step with what the simulation knows; where drafting is free it decides once it has seen the offers."""
+    """Plans each step with what the simulation knows; where drafting is free it decides once it has seen the offers.
+
+    It takes the best of each step, which need not be the best of a run: plain decoding of equal lengths stays in
+    step, and admits its prompts together.
+    """
 
     totals = None
 

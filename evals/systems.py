@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from evals.grid import ADAPTIVE
 from evals.load import Job, Outcome, closed_loop
@@ -28,6 +29,7 @@ class Setup:
     draft      the second model, or the head over features, of method "draft"; None where it is not asked for
     ks         draft lengths tried
     adaptive   the adaptive controller is tried as well
+    traces     where it writes its decisions, a file a method; None: nowhere
     """
 
     target: str
@@ -37,6 +39,11 @@ class Setup:
     max_concurrency: int
     max_tokens: int
     adaptive: bool = False
+    traces: Path | None = None
+
+    def trace(self, method: str) -> Path | None:
+        """Where the controller of a method writes its decisions."""
+        return None if self.traces is None or not self.adaptive else self.traces / f"{method}.jsonl"
 
 
 class EngineSystem:
@@ -83,7 +90,10 @@ def load(setup: Setup, method: str, longest_prompt: int) -> LLM:
         draft, speculative = None, SpeculativeConfig(method="none")
     else:
         draft = setup.draft if method == "draft" else method
-        speculative = SpeculativeConfig(num_speculative_tokens=most, adaptive=setup.adaptive)
+        trace = setup.trace(method)
+        speculative = SpeculativeConfig(
+            num_speculative_tokens=most, adaptive=setup.adaptive, trace=None if trace is None else str(trace)
+        )
     return LLM(
         setup.target,
         draft,

@@ -110,7 +110,7 @@ def test_an_overrun_budget_fails(tmp_path: Path) -> None:
     arguments = ["--rows", "1", "--k", "0", "--steps", "5", "--out", str(tmp_path / "o")]
     assert overhead.main([*arguments, "--budget", "1=1"]) == 1
     assert overhead.main([*arguments, "--budget", "1=1e9"]) == 0
-    assert overhead.main([*arguments, "--off-budget", "-1e9"]) == 1
+    assert overhead.main([*arguments, "--off-budget=-1e9"]) == 1
 
 
 def test_report(toy: str, tmp_path: Path) -> None:
