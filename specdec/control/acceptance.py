@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,23 +34,29 @@ class Ask:
 
     depth         how many drafts
     confidences   what the proposer says of them; none: only history is used
+    certain       which of them a grammar forces; none: no one
     """
 
     request_id: str
     source: str
     depth: int
     confidences: tuple[float, ...] = ()
+    certain: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One row's judged drafts: `accepted` right ones, then a wrong one unless all `drafted` were right."""
+    """One row's judged drafts: `accepted` right ones, then a wrong one unless all `drafted` were right.
+
+    Of drafts that are certain nothing is learned: they say nothing of the guesses beside them.
+    """
 
     request_id: str
     source: str
     drafted: int
     accepted: int
     confidences: tuple[float, ...] = ()
+    certain: tuple[bool, ...] = ()
 
 
 def logit(probability: np.ndarray) -> np.ndarray:
@@ -63,6 +69,15 @@ def logit(probability: np.ndarray) -> np.ndarray:
 def _moderated(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """The mean of a sigmoid of a Gaussian, by MacKay's approximation."""
     found: np.ndarray = 1.0 / (1.0 + np.exp(-np.clip(mean / np.sqrt(1.0 + math.pi / 8.0 * variance), -30, 30)))
+    return found
+
+
+def _certain(rows: Sequence[Ask | Outcome], deepest: int) -> np.ndarray:
+    """Which drafts are forced, [R, K]."""
+    found = np.zeros((len(rows), deepest), bool)
+    for r, row in enumerate(rows):
+        if row.certain:
+            found[r, : len(row.certain)] = row.certain[:deepest]
     return found
 
 
@@ -92,7 +107,7 @@ class _Weights:
         precision = kept * precision
         self.mean[:size] = (precision * mean + again * self.first_mean) / (precision + again)
         self.variance[:size] = 1.0 / (precision + again)
-        self._num_seen = max(self._num_seen, int(np.count_nonzero(count)))
+        self._num_seen = max(self._num_seen, int(np.flatnonzero(count)[-1]) + 1 if count.any() else 0)
         self.mean[self._num_seen :] = self.mean[max(self._num_seen - 1, 0)]
 
 
@@ -121,6 +136,7 @@ class Acceptance:
             return np.zeros((len(asks), deepest))
         mean, variance, _ = self._model(asks, deepest, step)
         found = _moderated(mean, variance)
+        found[_certain(asks, deepest)] = 1.0
         found[np.arange(deepest)[None, :] >= np.array([ask.depth for ask in asks])[:, None]] = 0.0
         return found
 
@@ -128,17 +144,22 @@ class Acceptance:
         self, asks: Sequence[Ask | Outcome], deepest: int, step: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Mean and variance of the log-odds and the confidences' log-odds, each [R, K]."""
-        mean, variance = np.empty((len(asks), deepest)), np.empty((len(asks), deepest))
+        own = np.array([self._belief(ask.request_id, step) for ask in asks])
+        mean, variance = np.repeat(own[:, :1], deepest, axis=1), np.repeat(own[:, 1:], deepest, axis=1)
         x = np.zeros((len(asks), deepest))
-        for r, ask in enumerate(asks):
-            own_mean, own_variance = self._belief(ask.request_id, step)
-            places = self._place(ask.source, bool(ask.confidences), deepest)
-            mean[r], variance[r] = places.mean[:deepest] + own_mean, places.variance[:deepest] + own_variance
-            if ask.confidences:
-                slope = self._slope(ask.source)
-                x[r, : len(ask.confidences)] = logit(np.array(ask.confidences[:deepest]))
-                mean[r] += slope.mean[0] * x[r]
-                variance[r] += slope.variance[0] * x[r] ** 2
+        kinds = [(ask.source, bool(ask.confidences)) for ask in asks]
+        for source, is_sure in dict.fromkeys(kinds):
+            rows = np.array([kind == (source, is_sure) for kind in kinds])
+            places = self._place(source, is_sure, deepest)
+            mean[rows] += places.mean[:deepest]
+            variance[rows] += places.variance[:deepest]
+            if is_sure:
+                slope = self._slope(source)
+                for r in np.flatnonzero(rows):
+                    said = asks[r].confidences[:deepest]
+                    x[r, : len(said)] = logit(np.array(said))
+                mean[rows] += slope.mean[0] * x[rows]
+                variance[rows] += slope.variance[0] * x[rows] ** 2
         return mean, variance, x
 
     def note(self, offers: Sequence[Ask]) -> None:
@@ -171,8 +192,9 @@ class Acceptance:
         Both models of a place learn, with and without the confidence; the request's own weight learns
         from the one that knows more.
         """
+        outcomes = [o for o in outcomes if not all(o.certain) or len(o.certain) < o.drafted]
         sure = [outcome for outcome in outcomes if outcome.confidences]
-        blind = [Outcome(o.request_id, o.source, o.drafted, o.accepted) for o in outcomes]
+        blind = [replace(outcome, confidences=()) for outcome in outcomes]
         unsure = {outcome.request_id for outcome in outcomes if not outcome.confidences}
         self._learn(blind, step, unsure)
         self._learn(sure, step, {outcome.request_id for outcome in sure})
@@ -186,12 +208,12 @@ class Acceptance:
         place = np.arange(deepest)[None, :]
         accepted = np.array([o.accepted for o in outcomes])[:, None]
         judged = (place < np.array([o.drafted for o in outcomes])[:, None]) & (place <= accepted)
+        judged &= ~_certain(outcomes, deepest)
         surprise = np.where(judged, (place < accepted) - chance, 0.0)
         slope = np.where(judged, np.maximum(chance * (1.0 - chance), 0.01), 0.0)
         self._learn_shared(outcomes, _Evidence(judged, surprise, slope, variance, x))
-        for r, outcome in enumerate(outcomes):
-            if outcome.request_id in own:
-                self._learn_own(outcome.request_id, step, surprise[r], slope[r], variance[r])
+        if own:
+            self._learn_own(outcomes, step, own, _Evidence(judged, surprise, slope, variance, x))
 
     def _learn_shared(self, outcomes: Sequence[Outcome], seen: _Evidence) -> None:
         sources = sorted({(o.source, bool(o.confidences)) for o in outcomes})
@@ -203,19 +225,23 @@ class Acceptance:
                 slope = self._slope(source)
                 slope.learn(*(part.sum(keepdims=True) for part in seen.of(rows, slope.variance, by_x=True)))
 
-    def _learn_own(
-        self, request_id: str, step: int, surprise: np.ndarray, slope: np.ndarray, variance: np.ndarray
-    ) -> None:
-        mean, own = self._belief(request_id, step)
-        rest = 1.0 + slope * (variance - own)
-        count = int(np.count_nonzero(slope))
-        precision = 1.0 / own + float((slope / rest).sum())
-        move = float((surprise / rest).sum()) / precision
-        mean += min(max(move, -MAX_MOVE), MAX_MOVE)
-        kept = OWN_MEMORY**count
-        again = (1.0 - kept) / OWN_VARIANCE
-        precision *= kept
-        self._own[request_id] = (precision * mean / (precision + again), 1.0 / (precision + again), step)
+    def _learn_own(self, outcomes: Sequence[Outcome], step: int, which: set[str], seen: _Evidence) -> None:
+        """Each request's own weight, from its row."""
+        beliefs = [self._belief(outcome.request_id, step) for outcome in outcomes]
+        rest = 1.0 + seen.slope * (seen.variance - np.array([variance for _, variance in beliefs])[:, None])
+        information = (seen.slope / rest).sum(axis=1).tolist()
+        pull = (seen.surprise / rest).sum(axis=1).tolist()
+        counts = np.count_nonzero(seen.slope, axis=1).tolist()
+        for r, outcome in enumerate(outcomes):
+            if outcome.request_id not in which or not counts[r]:
+                continue
+            mean, variance = beliefs[r]
+            precision = 1.0 / variance + information[r]
+            mean += min(max(pull[r] / precision, -MAX_MOVE), MAX_MOVE)
+            kept = OWN_MEMORY ** counts[r]
+            again = (1.0 - kept) / OWN_VARIANCE
+            precision *= kept
+            self._own[outcome.request_id] = (precision * mean / (precision + again), 1.0 / (precision + again), step)
 
     def _belief(self, request_id: str, step: int) -> tuple[float, float]:
         """Mean and variance of a request's own weight, as of this step; nothing is changed."""

@@ -267,7 +267,7 @@ class AdaptiveLength:
     def _ask(self, row: Row, offer: Offer) -> Ask:
         most = min(len(offer.token_ids), row.max_drafts)
         confidences = offer.confidences[:most] if self.sources.looks else ()
-        return Ask(row.request.request_id, offer.source, most, confidences)
+        return Ask(row.request.request_id, offer.source, most, confidences, offer.certain[:most])
 
     def _expected_of(self, row: Row, offer: Offer) -> float:
         """Drafts of an offer that will be accepted."""
@@ -356,8 +356,9 @@ class AdaptiveLength:
             if drafted and not verdict.failed[index]:
                 offer, _ = self._offers[row.request.request_id]
                 accepted = verdict.num_accepted(index)
+                confidences, certain = offer.confidences[:drafted], offer.certain[:drafted]
                 outcomes.append(
-                    Outcome(row.request.request_id, row.source, drafted, accepted, offer.confidences[:drafted])
+                    Outcome(row.request.request_id, row.source, drafted, accepted, confidences, certain)
                 )
         self.acceptance.learn(outcomes, self.step)
 
