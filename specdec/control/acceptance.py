@@ -5,7 +5,7 @@ chance is a logistic model, learned online as independent Gaussians over its few
 (assumed-density filtering with the extended Kalman filter's update for a logistic observation; the
 averaged prediction is MacKay's, "The evidence framework applied to classification networks", 1992):
 
-    c = sigmoid(place[source, j] + slope[source] * logit(confidence) + own[request])
+    c = sigmoid(place[source, j] + slope[source] * logit(confidence) + own[request, source])
 
 `place` is the prior that all requests share, `own` what is particular to one request. All forget.
 """
@@ -117,7 +117,7 @@ class Acceptance:
     def __init__(self) -> None:
         self._places: dict[tuple[str, bool], _Weights] = {}
         self._slopes: dict[str, _Weights] = {}
-        self._own: dict[str, tuple[float, float, int]] = {}  # mean, variance, step
+        self._own: dict[str, dict[str, tuple[float, float, int]]] = {}  # request, source: mean, variance, step
         self._said: dict[str, deque[tuple[float, ...]]] = {}
 
     def keep(self, request_ids: set[str]) -> None:
@@ -144,7 +144,7 @@ class Acceptance:
         self, asks: Sequence[Ask | Outcome], deepest: int, step: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Mean and variance of the log-odds and the confidences' log-odds, each [R, K]."""
-        own = np.array([self._belief(ask.request_id, step) for ask in asks])
+        own = np.array([self._belief(ask.request_id, ask.source, step) for ask in asks])
         mean, variance = np.repeat(own[:, :1], deepest, axis=1), np.repeat(own[:, 1:], deepest, axis=1)
         x = np.zeros((len(asks), deepest))
         kinds = [(ask.source, bool(ask.confidences)) for ask in asks]
@@ -176,7 +176,7 @@ class Acceptance:
         A case is what an offer of late said of itself, behind its end as at its last place; where none has
         spoken there is one, without.
         """
-        own = np.array([self._belief(request_id, step) for request_id in request_ids])
+        own = np.array([self._belief(request_id, source, step) for request_id in request_ids])
         said = self._said.get(source) if by_confidence else None
         places = self._place(source, bool(said), depth)
         mean, variance = places.mean[None, :depth], places.variance[None, :depth]
@@ -227,7 +227,7 @@ class Acceptance:
 
     def _learn_own(self, outcomes: Sequence[Outcome], step: int, which: set[str], seen: _Evidence) -> None:
         """Each request's own weight, from its row."""
-        beliefs = [self._belief(outcome.request_id, step) for outcome in outcomes]
+        beliefs = [self._belief(outcome.request_id, outcome.source, step) for outcome in outcomes]
         rest = 1.0 + seen.slope * (seen.variance - np.array([variance for _, variance in beliefs])[:, None])
         information = (seen.slope / rest).sum(axis=1).tolist()
         pull = (seen.surprise / rest).sum(axis=1).tolist()
@@ -241,11 +241,12 @@ class Acceptance:
             kept = OWN_MEMORY ** counts[r]
             again = (1.0 - kept) / OWN_VARIANCE
             precision *= kept
-            self._own[outcome.request_id] = (precision * mean / (precision + again), 1.0 / (precision + again), step)
+            known = self._own.setdefault(outcome.request_id, {})
+            known[outcome.source] = (precision * mean / (precision + again), 1.0 / (precision + again), step)
 
-    def _belief(self, request_id: str, step: int) -> tuple[float, float]:
+    def _belief(self, request_id: str, source: str, step: int) -> tuple[float, float]:
         """Mean and variance of a request's own weight, as of this step; nothing is changed."""
-        own = self._own.get(request_id)
+        own = self._own.get(request_id, {}).get(source)
         if own is None:
             return 0.0, OWN_VARIANCE
         mean, variance, known = own
