@@ -16,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from evals.load import Job, Outcome
+from evals.stages import StepShape
 
 NAMES = ("transformers", "assisted", "lookup", "batching")
 BLOCK_SIZE = 16
@@ -77,6 +78,10 @@ class TransformersSystem:
         """generate does not say."""
         return {}, 0
 
+    def steps(self) -> list[StepShape]:
+        """It does not say."""
+        return []
+
 
 class BatchingSystem:
     """`generate_batch`: all jobs in one call, at most `concurrency` of them in a step."""
@@ -126,6 +131,10 @@ class BatchingSystem:
     def work(self) -> tuple[dict[str, float], int]:
         """generate_batch does not say."""
         return {}, 0
+
+    def steps(self) -> list[StepShape]:
+        """It does not say."""
+        return []
 
 
 def load(

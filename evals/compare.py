@@ -96,6 +96,7 @@ class Comparison:
             stats=stats_of(outcomes),
             stages={stage: after[stage] - before[stage] for stage in after},
             num_steps=steps_after - steps_before,
+            steps=system.steps(),
             peak_bytes=None if any(o.text is not None for o in outcomes) else memory.peak_bytes(),
             dtype=self.dtype,
             **self._judgement(jobs, reference, outcomes),

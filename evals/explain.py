@@ -73,12 +73,16 @@ def spark(values: Sequence[float], top: float | None = None) -> str:
 
 
 def reliability(steps: Sequence[Step]) -> list[tuple[float, float, int]]:
-    """Believed chance, share that was right and number of judged drafts, by tenths of the belief."""
+    """Believed chance, share that was right and number of judged drafts, by tenths of the belief.
+
+    Drafts that a grammar forces are certain, not believed, and are left out.
+    """
     bins: dict[int, list[tuple[float, bool]]] = defaultdict(list)
     for step in steps:
         for row in step["rows"]:
             for j, chance in enumerate(row["chances"][: row["accepted"] + 1]):
-                bins[min(int(chance * BINS), BINS - 1)].append((chance, j < row["accepted"]))
+                if chance < 1.0:
+                    bins[min(int(chance * BINS), BINS - 1)].append((chance, j < row["accepted"]))
     return [
         (statistics.fmean(c for c, _ in own), statistics.fmean(float(right) for _, right in own), len(own))
         for _, own in sorted(bins.items())
@@ -90,6 +94,13 @@ def calibration_error(steps: Sequence[Step]) -> float:
     found = reliability(steps)
     total = sum(count for *_, count in found)
     return sum(abs(believed - right) * count for believed, right, count in found) / total if total else 0.0
+
+
+def bias(steps: Sequence[Step]) -> float:
+    """Mean belief less the share that was right: above 0 where too much is hoped for."""
+    found = reliability(steps)
+    total = sum(count for *_, count in found)
+    return sum((believed - right) * count for believed, right, count in found) / total if total else 0.0
 
 
 def text(steps: Sequence[Step]) -> str:
@@ -119,7 +130,7 @@ def text(steps: Sequence[Step]) -> str:
             ["believed chance", "right", "drafts"],
             [[f"{believed:.3f}", f"{right:.3f}", str(count)] for believed, right, count in reliability(steps)],
         ),
-        f"calibration error {calibration_error(steps):.3f}",
+        f"calibration error {calibration_error(steps):.3f}, bias {bias(steps):+.3f}",
     ]
     return "\n".join(lines)
 

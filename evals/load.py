@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
+from evals.stages import StepShape
 from evals.workloads import Prompt
 from specdec.engine import Engine
 from specdec.request import Request, RequestStats
@@ -90,6 +91,10 @@ class System(Protocol):
 
     def work(self) -> tuple[dict[str, float], int]:
         """Seconds of every stage and steps so far; ({}, 0) where the system does not say."""
+        ...
+
+    def steps(self) -> list[StepShape]:
+        """The steps of the last run; none where the system does not say."""
         ...
 
 

@@ -4,6 +4,8 @@
 
 The target is a double that returns canned scores over a small vocabulary, so that planning, packing,
 sampling, committing and n-gram lookup are all there is to time. It says nothing of any model's speed.
+
+Beside it: what a controller at zero adds to a step, against fixed length 0, in turn on two engines.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -28,7 +30,10 @@ from evals.stages import STAGES, WatchedEngine
 from evals.table import render
 from specdec.block_pool import BlockPool
 from specdec.config import SchedulerConfig
-from specdec.controller import FixedLength
+from specdec.control.adaptive import AdaptiveLength
+from specdec.control.cost import ForwardCost
+from specdec.control.load import Sources
+from specdec.controller import Controller, FixedLength
 from specdec.engine import Engine
 from specdec.models.forward_batch import ForwardBatch, Segment
 from specdec.models.runner import ModelRunner
@@ -37,12 +42,14 @@ from specdec.proposers.ngram import NgramProposer
 from specdec.sampling_params import SamplingParams
 from specdec.scheduler import Scheduler
 
-KIND = "overhead.step"
+KIND, OFF_KIND = "overhead.step", "overhead.off"
 VOCAB_SIZE = 512
 BLOCK_SIZE = 16
 NUM_PROMPT_TOKENS = 64
 PERIOD = 48
 WARM_UP_STEPS = 20
+STRETCH = 25
+"""Steps of one engine before it is the other's turn."""
 
 
 class CannedTarget:
@@ -90,25 +97,33 @@ class Measurement:
     tokens_per_row: float
 
 
-def build_engine(rows: int, k: int, num_tokens_each: int) -> WatchedEngine:
-    """A real engine around the double: k = 0 is plain decoding."""
-    proposer: Proposer = NgramProposer(2, 4) if k else NoDrafts()
+def never() -> AdaptiveLength:
+    """A controller that believes a draft pass to take a thousand seconds, and so is always at zero."""
+    costly = Sources(costly=NgramProposer.name)
+    return AdaptiveLength(FixedLength(4, None), costly, ForwardCost(512), ForwardCost(512, {1: 1e3, 512: 1e3}))
+
+
+def build_engine(rows: int, k: int, num_tokens_each: int, controller: Controller | None = None) -> WatchedEngine:
+    """A real engine around the double: k = 0 is plain decoding; look-up stands by under a controller of its own."""
+    proposer: Proposer = NgramProposer(2, 4) if k or controller is not None else NoDrafts()
     pool = BlockPool(rows * (num_tokens_each // BLOCK_SIZE + 2), BLOCK_SIZE)
     budget = max(rows * (k + 1), NUM_PROMPT_TOKENS * 8)
     engine = Engine(
         cast(ModelRunner, CannedTarget()),
         proposer,
-        FixedLength(k, proposer.max_draft_position),
+        controller or FixedLength(k, proposer.max_draft_position),
         Scheduler(SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=budget), pool),
         max_model_len=2**20,
     )
     return WatchedEngine(engine)
 
 
-def steady_engine(rows: int, k: int, num_steps: int, temperature: float) -> WatchedEngine:
+def steady_engine(
+    rows: int, k: int, num_steps: int, temperature: float, controller: Controller | None = None
+) -> WatchedEngine:
     """An engine in which every row decodes, and will for `num_steps` more."""
     most_tokens = NUM_PROMPT_TOKENS + (num_steps + WARM_UP_STEPS + rows) * (k + 1)
-    engine = build_engine(rows, k, most_tokens)
+    engine = build_engine(rows, k, most_tokens, controller)
     for index in range(rows):
         prompt = [(7 * index + i) % VOCAB_SIZE for i in range(NUM_PROMPT_TOKENS)]
         params = SamplingParams(max_tokens=most_tokens - NUM_PROMPT_TOKENS, temperature=temperature, seed=index)
@@ -148,6 +163,44 @@ def measure(rows: int, k: int, num_steps: int, temperature: float) -> Measuremen
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Off:
+    """What a controller at zero adds to a step: microseconds of processor time.
+
+    extra       median over pairs of neighbouring stretches; low, high: the 10 % and 90 % points
+    num_drafts  drafts made meanwhile
+    """
+
+    rows: int
+    extra: float
+    low: float
+    high: float
+    num_drafts: int
+
+
+def measure_off(rows: int, num_steps: int, temperature: float) -> Off:
+    """Two engines in turn, one under fixed length 0 and one under a controller that is always at zero."""
+    most = num_steps + STRETCH
+    plain = steady_engine(rows, 0, most, temperature)
+    off = steady_engine(rows, 0, most, temperature, never())
+    differences = []
+    for pair in range(max(num_steps // STRETCH, 2)):
+        first, second = (plain, off) if pair % 2 else (off, plain)
+        spent = {id(engine): _stretch(engine) for engine in (first, second)}
+        differences.append(1e6 * (spent[id(off)] - spent[id(plain)]) / STRETCH)
+    deciles = statistics.quantiles(differences, n=10)
+    drafts = sum(request.stats.num_draft_tokens for request in off.scheduler.running)
+    median = statistics.median(differences)
+    return Off(rows=rows, extra=median, low=deciles[0], high=deciles[-1], num_drafts=drafts)
+
+
+def _stretch(engine: WatchedEngine) -> float:
+    began = time.thread_time()
+    for _ in range(STRETCH):
+        engine.step()
+    return time.thread_time() - began
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evals.overhead", description=(__doc__ or "").split("\n")[0])
@@ -157,6 +210,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--steps", type=int, default=300)
     add("--temperature", type=float, default=0.0)
     add("--budget", type=words, default=[], help="rows=microseconds,...: fail where a median is above it")
+    add("--off-budget", type=float, help="microseconds: fail where a controller at zero adds more, or drafts")
     add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     return parser.parse_args(argv)
 
@@ -174,10 +228,26 @@ def main(argv: Sequence[str]) -> int:
         file.write(KIND, {name: getattr(one, name) for name in Measurement.__slots__})
     print(table(measured))
     print(f"\nmicroseconds a step, medians of {args.steps} steps; forward is the double's table look-up. {path}")
+    is_off_free = report_off(args, file)
     missed = [m for m in measured if m.total > budgets.get(m.rows, float("inf"))]
     for m in missed:
         print(f"rows={m.rows} k={m.k}: {m.total:.0f} us is over {budgets[m.rows]:.0f} us", file=sys.stderr)
-    return 1 if missed else 0
+    return 1 if missed or not is_off_free else 0
+
+
+def report_off(args: argparse.Namespace, file: results.ResultFile) -> bool:
+    """Measure, save and print what being off costs; False where that is over its budget."""
+    is_free = True
+    for rows in args.rows:
+        off = measure_off(rows, 4 * args.steps, args.temperature)
+        file.write(OFF_KIND, asdict(off))
+        within = off.num_drafts == 0 and (args.off_budget is None or off.extra <= args.off_budget)
+        is_free &= within
+        print(
+            f"rows={rows}: a controller at zero adds {off.extra:.1f} us a step [{off.low:.1f}, {off.high:.1f}] of "
+            f"processor time, {off.num_drafts} drafts{'' if within else ': OVER ITS BUDGET'}"
+        )
+    return is_free
 
 
 def table(measured: Sequence[Measurement]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from evals.load import Job, Outcome
+from evals.stages import StepShape
 
 TIMEOUT = httpx.Timeout(600.0, connect=10.0)
 
@@ -142,3 +143,7 @@ class PeerSystem:
     def work(self) -> tuple[dict[str, float], int]:
         """A server does not say."""
         return {}, 0
+
+    def steps(self) -> list[StepShape]:
+        """It does not say."""
+        return []

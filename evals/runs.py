@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from evals.cost_curve import CostCurve
 from evals.equality import Fork, is_equal
 from evals.intervals import Interval, interval, percentiles
 from evals.load import Outcome
+from evals.stages import StepShape
 from specdec.request import RequestStats
 
 KIND = "speedup.run"
@@ -26,6 +28,7 @@ class Run:
     ttft, e2e    a request each; itl a gap between emissions; tpot a request of two tokens or more
     stages       seconds of each stage of all steps; empty where the system does not say
     num_steps    steps of the whole batch
+    steps        their shapes; none where the system does not say
     num_tokens   emitted, by the system's own count
     outputs      token ids of every request; empty lists from a server that gives none
     forks        where outputs left plain decoding
@@ -45,6 +48,7 @@ class Run:
     stats: RequestStats | None
     stages: dict[str, float]
     num_steps: int
+    steps: list[StepShape]
     num_tokens: int
     outputs: list[list[int]]
     forks: list[Fork]
@@ -79,6 +83,7 @@ class Run:
             raise ValueError(f"a {KIND} record lacks {', '.join(sorted(missing))}; another version wrote it")
         values = {name: record[name] for name in cls.__slots__}
         values["stats"] = RequestStats(**values["stats"]) if values["stats"] is not None else None
+        values["steps"] = [StepShape(*step) for step in values["steps"]]
         values["forks"] = [Fork(**fork) for fork in values["forks"]]
         return cls(**values)
 
@@ -113,6 +118,8 @@ class Summary:
 
     throughput   tokens per second
     ratio        throughput over plain's of the same repetition; None for plain itself or without it
+    predicted    the ratio that acceptance and the cost curve predict: what a step of each shape takes (over all
+                 runs), times the steps of each shape, drafting included; None where steps are not known
     latency      "ttft" | "itl" | "tpot" | "e2e" -> "p50" | "p90" | "p99" -> seconds, repeats pooled
     stages       share of the step time of each stage
     """
@@ -122,6 +129,7 @@ class Summary:
     system: str
     throughput: Interval
     ratio: Interval | None
+    predicted: float | None
     stats: RequestStats | None
     latency: dict[str, dict[str, float]]
     stages: dict[str, float]
@@ -131,6 +139,11 @@ class Summary:
     same_texts: int | None
     peak_bytes: int | None
     is_equal: bool
+
+    @property
+    def over_predicted(self) -> float | None:
+        """The measured ratio over the predicted: below 1 by what is spent outside drafting and verifying."""
+        return None if self.ratio is None or not self.predicted else self.ratio.median / self.predicted
 
     @property
     def acceptance_by_position(self) -> list[float]:
@@ -147,10 +160,25 @@ def summarise(runs: Sequence[Run]) -> list[Summary]:
     for run in runs:
         cells.setdefault((run.workload, run.concurrency, run.system), []).append(run)
     plain = {(run.workload, run.concurrency, run.repeat): run.throughput for run in runs if run.system == PLAIN}
-    return [_summary(cell, plain) for cell in cells.values()]
+    curve = CostCurve([step for run in runs for step in run.steps])
+    rates = {key: _predicted_rate(cell, curve) for key, cell in cells.items()}
+    made = []
+    for (workload, concurrency, system), cell in cells.items():
+        own, base = rates[workload, concurrency, system], rates.get((workload, concurrency, PLAIN))
+        predicted = own / base if own and base and system != PLAIN else None
+        made.append(_summary(cell, plain, predicted))
+    return made
 
 
-def _summary(runs: list[Run], plain: dict[tuple[str, int, int], float]) -> Summary:
+def _predicted_rate(runs: Sequence[Run], curve: CostCurve) -> float | None:
+    """Tokens per second, did each step take what its shape takes; None where a run's steps are not known."""
+    if not all(run.steps for run in runs):
+        return None
+    seconds = sum(curve.seconds(run.steps) for run in runs)
+    return sum(run.num_tokens for run in runs) / seconds if seconds else None
+
+
+def _summary(runs: list[Run], plain: dict[tuple[str, int, int], float], predicted: float | None) -> Summary:
     first = runs[0]
     pairs = [(run, plain.get((run.workload, run.concurrency, run.repeat))) for run in runs]
     ratios = [run.throughput / base for run, base in pairs if base is not None and run.system != PLAIN]
@@ -165,6 +193,7 @@ def _summary(runs: list[Run], plain: dict[tuple[str, int, int], float]) -> Summa
         system=first.system,
         throughput=interval([run.throughput for run in runs]),
         ratio=interval(ratios) if ratios else None,
+        predicted=predicted,
         stats=stats,
         latency={name: percentiles([t for run in runs for t in getattr(run, name)]) for name in _LATENCIES},
         stages=_shares(runs),

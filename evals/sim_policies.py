@@ -24,7 +24,11 @@ SIZES = (1, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Oracle:
-    """Plans each step with what the simulation knows."""
+    """Plans each step with what the simulation knows; where drafting is free it decides once it has seen the offers.
+
+    It takes the best of each step, which need not be the best of a run: plain decoding of equal lengths stays in
+    step, and admits its prompts together.
+    """
 
     totals = None
 
@@ -40,33 +44,54 @@ class Oracle:
         self._depths = {}
         if not decoding:
             return
-        able = [(r, min(self.limits.budget(r), r.max_drafts)) for r in decoding]
-        deepest = max(most for _, most in able)
-        ladders = np.zeros((len(able), deepest))
-        for i, (r, most) in enumerate(able):
-            ladders[i, :most] = np.cumprod(simulation.served_of(r).chances(most))
-        keys = sum(r.num_tokens for r in decoding)
+        most = [min(self.limits.budget(r), r.max_drafts) for r in decoding]
         seats = max(simulation.scheduler.config.max_num_seqs - len(running), 0)
         owed = sum(r.num_owed_tokens for r in (*running, *waiting[:seats])) - len(decoding)
+        if world.draft is None and not owed:  # all the room there is; what is not worth verifying is not admitted
+            self._depths = {r.request_id: own for r, own in zip(decoding, most, strict=True)}
+            return
+        ladders = self._ladders(decoding, most)
         prompts = min(owed, simulation.scheduler.config.max_num_batched_tokens // 2)
-        alone = world.verify(len(decoding), keys, 0)
-        beside = world.verify(len(decoding) + prompts, keys, prompts)
-        tokens = len(decoding) + prompts
-        verify = [alone + world.verify(tokens + n, keys, prompts) - beside for n in range(ladders.size + 1)]
-        drafting = None if world.draft is None else np.array([0.0] + [world.draft(n + 1) for n in range(len(able))])
+        verify = self._verify(decoding, prompts, ladders.size)
+        drafting = None if world.draft is None else np.array([0.0] + [world.draft(n + 1) for n in range(len(most))])
         opening = 0.0
         if world.draft is not None:
             opening = world.draft(sum(max(simulation.lag(r) - 2, 0) for r in decoding)) / 32
-        shape = best_shape(len(decoding), ladders, Costs(np.array(verify), drafting, opening))
-        self._depths = {r.request_id: depth for (r, _), depth in zip(able, shape.depths, strict=True)}
+        shape = best_shape(len(decoding), ladders, Costs(verify, drafting, opening))
+        self._depths = {r.request_id: depth for r, depth in zip(decoding, shape.depths, strict=True)}
+
+    def _ladders(self, requests: Sequence[Request], most: Sequence[int]) -> np.ndarray:
+        """The true chances that the first drafts are all right, [R, K]; 0 behind each request's most."""
+        ladders = np.zeros((len(requests), max(most, default=0)))
+        for i, (request, own) in enumerate(zip(requests, most, strict=True)):
+            ladders[i, :own] = np.cumprod(self.simulation.served_of(request).chances(own))
+        return ladders
+
+    def _verify(self, decoding: Sequence[Request], prompts: int, most: int) -> np.ndarray:
+        """Seconds of decoding with 0..most drafts: alone, and what drafts add beside the prompts."""
+        verify, tokens = self.simulation.world.verify, len(decoding) + prompts
+        keys = sum(r.num_tokens for r in decoding)
+        rest = verify(len(decoding), keys, 0) - verify(tokens, keys, prompts)
+        return np.array([rest + verify(tokens + n, keys, prompts) for n in range(most + 1)])
 
     def budget(self, request: Request) -> int:
         """As planned."""
         return self._depths.get(request.request_id, 0)
 
     def admit(self, plan: Plan, drafts: Drafts) -> Batch:
-        """All that were planned."""
-        return self.limits.admit(plan, drafts)
+        """All that were planned; where drafting is free, those that are worth verifying."""
+        if self.simulation.world.draft is not None:
+            return self.limits.admit(plan, drafts)
+        offered = [(row.request, len(o.token_ids)) for row, o in zip(plan, drafts, strict=True) if o.token_ids]
+        if not offered:
+            return Batch(plan.rows)
+        ladders = self._ladders([request for request, _ in offered], [most for _, most in offered])
+        decoding = [row.request for row in plan if row.chooses and row.num_base == 1]
+        prompts = sum(row.num_base for row in plan) - len(decoding)
+        shape = best_shape(len(decoding), ladders, Costs(self._verify(decoding, prompts, ladders.size)))
+        depths = iter(shape.depths)
+        offers = tuple(offer.cut(next(depths)) if offer.token_ids else offer for offer in drafts)
+        return self.limits.admit(plan, Drafts(offers))
 
     def observe(self, batch: Batch, verdict: Verdict, seconds: StepSeconds) -> None:
         """There is nothing it does not know."""

@@ -8,6 +8,7 @@ that is wrong is token 0.
 from __future__ import annotations
 
 import random
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -41,18 +42,21 @@ class _Served:
     arrival: Arrival
     request: Request
     luck: list[float]
+    offer_luck: list[float]
     first: float = 0.0
     last: float = 0.0
 
     def chances(self, depth: int) -> list[float]:
-        """The true chances of the next drafts."""
+        """The true chances of the next drafts, if there is an offer."""
         return self.arrival.process.chances(self.request.num_output_tokens / self.arrival.num_output, depth)
 
-    def is_right(self, depth: int) -> list[bool]:
-        """Which of the next drafts would be right."""
-        start = self.request.num_output_tokens
-        luck = self.luck
-        return [luck[(start + j) % len(luck)] < chance for j, chance in enumerate(self.chances(depth))]
+    def offer(self, depth: int) -> tuple[int, ...]:
+        """The next drafts: 1 where right, 0 where wrong; empty where nothing is offered."""
+        start, luck = self.request.num_output_tokens, self.luck
+        process = self.arrival.process
+        if process.offered and self.offer_luck[start % len(luck)] >= process.offers(start / self.arrival.num_output):
+            return ()
+        return tuple([int(luck[(start + j) % len(luck)] < chance) for j, chance in enumerate(self.chances(depth))])
 
 
 @dataclass(slots=True)
@@ -71,9 +75,9 @@ class SimResult:
     num_drafts: int = 0
     num_accepted: int = 0
     num_zero_steps: int = 0
-    ttft: list[float] = field(default_factory=list)
-    itl: list[float] = field(default_factory=list)
-    tpot: list[float] = field(default_factory=list)
+    ttft: array[float] = field(default_factory=lambda: array("d"))
+    itl: array[float] = field(default_factory=lambda: array("d"))
+    tpot: array[float] = field(default_factory=lambda: array("d"))
     depths: list[tuple[float, int, int]] = field(default_factory=list)
 
     @property
@@ -115,7 +119,8 @@ class Simulation:
         )
         rng = random.Random(arrival.seed)
         luck = [rng.random() for _ in range(arrival.num_output + 8)]
-        self.served[request.request_id] = _Served(arrival, request, luck)
+        offer_luck = [rng.random() for _ in luck] if arrival.process.offered else []
+        self.served[request.request_id] = _Served(arrival, request, luck, offer_luck)
         self.scheduler.add(request)
 
     def lag(self, request: Request) -> int:
@@ -174,10 +179,7 @@ class Simulation:
         self._note(batch, verdict, scheduler, draft_seconds + verify_seconds)
 
     def _propose(self, plan: Plan) -> tuple[Drafts, float]:
-        offers = []
-        for row in plan:
-            right = self.served_of(row.request).is_right(row.max_drafts) if row.max_drafts else ()
-            offers.append(tuple(int(r) for r in right))
+        offers = [self.served_of(row.request).offer(row.max_drafts) if row.max_drafts else () for row in plan]
         return Drafts.of(offers, SOURCE), self._draft_seconds(plan)
 
     def _draft_seconds(self, plan: Plan) -> float:
@@ -243,9 +245,5 @@ def _judge(row: Row) -> tuple[int, ...]:
     """What the target says of a row: ones, up to and including the first that differs from its draft."""
     if not row.chooses:
         return ()
-    accepted = 0
-    for token in row.draft_token_ids:
-        if token != 1:
-            break
-        accepted += 1
-    return (1,) * (accepted + 1)
+    drafts = row.draft_token_ids
+    return (1,) * ((drafts.index(0) if 0 in drafts else len(drafts)) + 1)

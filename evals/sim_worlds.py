@@ -5,6 +5,7 @@ It knows formulas and published or measured numbers, each with where it comes fr
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 import random
@@ -13,6 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+PROCESS, COST = "recorded.process", "recorded.cost"
+"""Kinds of the lines of a recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +40,14 @@ def lines(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
     (15.0, 30.0)
     """
 
-    def at(x: float) -> float:
-        for (x0, y0), (x1, y1) in pairwise(points):
-            if x <= x1 or (x1, y1) == points[-1]:
-                return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    if len(points) < 2:
         raise ValueError("lines need two points or more")
+    starts = [x for x, _ in points[1:-1]]
+    slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairwise(points)]
+
+    def at(x: float) -> float:
+        i = bisect.bisect_left(starts, x)
+        return points[i][1] + slopes[i] * (x - points[i][0])
 
     return at
 
@@ -103,6 +111,25 @@ def gpu_world(name: str, *, is_free: bool = False) -> World:
     return World(f"{name}, {'free drafts' if is_free else '1B draft'}", lambda n, keys, prompts: target(n, keys), draft)
 
 
+def read_world(path: Path) -> World:
+    """The machine of a recording: its step times by tokens, and what a prompt token adds; drafting is free."""
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    costs = [record for record in records if record.get("kind") == COST]
+    if len(costs) != 1 or len(costs[0]["by_tokens"]) < 2:
+        raise ValueError(f"{path} holds no cost curve; python -m evals.record writes one")
+    decode, per_prompt = lines(costs[0]["by_tokens"]), float(costs[0]["per_prompt"])
+
+    def verify(tokens: int, keys: int, prompts: int) -> float:
+        return (decode(tokens - prompts) if tokens > prompts else 0.0) + per_prompt * prompts
+
+    return World(f"measured on {costs[0]['machine']['cpu']}, free drafts", verify)
+
+
+def find_world(name: str) -> World:
+    """By its name, or of a recording."""
+    return WORLDS[name]() if name in WORLDS else read_world(Path(name))
+
+
 WORLDS: dict[str, Callable[[], World]] = {
     "cpu": cpu_world,
     "cpu-draft": lambda: cpu_world(0.2),
@@ -117,14 +144,26 @@ WORLDS: dict[str, Callable[[], World]] = {
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The chances of one request's drafts, in phases of its output: phases[i][j] is the conditional chance at j."""
+    """The chances of one request's drafts, in phases of its output.
+
+    phases    phases[i][j]: the conditional chance at place j, where there is an offer
+    offered   how often there is one, of each phase; none: always
+    """
 
     phases: tuple[tuple[float, ...], ...]
+    offered: tuple[float, ...] = ()
+
+    def _phase(self, progress: float) -> int:
+        return min(int(progress * len(self.phases)), len(self.phases) - 1)
 
     def chances(self, progress: float, depth: int) -> list[float]:
         """Of drafts 1..depth at a share of the output; the last known place stands for those behind it."""
-        phase = self.phases[min(int(progress * len(self.phases)), len(self.phases) - 1)]
+        phase = self.phases[self._phase(progress)]
         return [phase[min(j, len(phase) - 1)] for j in range(depth)]
+
+    def offers(self, progress: float) -> float:
+        """The chance of an offer at a share of the output."""
+        return self.offered[self._phase(progress)] if self.offered else 1.0
 
 
 SYNTHETIC = {"chat": (0.62, 0.15), "code": (0.82, 0.10), "copying": (0.95, 0.03), "noise": (0.02, 0.01)}
@@ -143,33 +182,47 @@ def synthetic(kind: str, rng: random.Random) -> Process:
     return Process(tuple(phases))
 
 
-def read_processes(path: Path, num_phases: int = 4) -> list[Process]:
-    """Processes of a trace that a controller wrote: each request's share of right drafts by phase and place.
+Pairs = list[tuple[int, int]]
 
-    Shares of few drafts are shrunk to those of the whole trace by four drafts' weight.
+
+def read_processes(path: Path, num_phases: int = 4) -> list[Process]:
+    """Processes of a recording or of a controller's trace: each request's offers and right drafts by phase and place.
+
+    Shares of few drafts are shrunk to those of the whole file by four drafts' weight. A trace knows nothing of
+    drafts that its controller did not admit; a recording of fixed lengths has no such gap.
     """
-    rows = defaultdict(list)
-    for line in path.read_text(encoding="utf-8").splitlines():
-        step = json.loads(line)
-        if "rows" not in step:
-            raise ValueError(f"{path} is not a trace; --speculative-trace PATH writes one")
-        for row in step["rows"]:
-            if row["admitted"]:
-                rows[row["request_id"]].append((row["admitted"], row["accepted"]))
-    if not rows:
-        raise ValueError(f"{path} holds no drafts; record it with fixed or adaptive drafts and speculative_trace")
-    depth = max(admitted for own in rows.values() for admitted, _ in own)
-    whole = [0.5] * depth
-    whole = _shares([pair for own in rows.values() for pair in own], whole)
+    rows = _recorded_pairs([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
+    if rows is None:
+        raise ValueError(f"{path} is neither a recording (python -m evals.record) nor a trace (--speculative-trace)")
+    if not any(drafted for own in rows for drafted, _ in own):
+        raise ValueError(f"{path} holds no drafts")
+    depth = max(drafted for own in rows for drafted, _ in own)
+    whole = _shares([pair for own in rows for pair in own], [0.5] * depth)
     made = []
-    for own in rows.values():
+    for own in rows:
         size = math.ceil(len(own) / num_phases)
         parts = [own[i : i + size] for i in range(0, len(own), size)]
-        made.append(Process(tuple(tuple(_shares(part, whole)) for part in parts)))
+        offered = tuple(sum(drafted > 0 for drafted, _ in part) / len(part) for part in parts)
+        made.append(Process(tuple(tuple(_shares(part, whole)) for part in parts), offered))
     return made
 
 
-def _shares(pairs: Sequence[tuple[int, int]], prior: Sequence[float]) -> list[float]:
+def _recorded_pairs(records: Sequence[dict[str, Any]]) -> list[Pairs] | None:
+    """(drafts judged, drafts right) of every step that had room for drafts, request by request."""
+    recorded = [[(d, a) for d, a in r["drafts"]] for r in records if r.get("kind") == PROCESS]
+    if recorded:
+        return recorded
+    if not records or "rows" not in records[0]:
+        return None
+    traced: dict[str, Pairs] = defaultdict(list)
+    for step in records:
+        for row in step["rows"]:
+            if row["budgeted"] and (row["admitted"] or not row["drafted"]):  # what was offered and cut, nobody judged
+                traced[row["request_id"]].append((row["admitted"], row["accepted"]))
+    return list(traced.values())
+
+
+def _shares(pairs: Pairs, prior: Sequence[float]) -> list[float]:
     found = []
     for j, before in enumerate(prior):
         tried = sum(admitted > j <= accepted for admitted, accepted in pairs)

@@ -2,10 +2,11 @@
 
     python -m evals.simulate --world cpu --process mixed --concurrency 1,4,16,64
     python -m evals.simulate --world h100 --arrivals bursts --load 0.5,0.9 --requests 100000
+    python -m evals.simulate --world recorded.jsonl --process recorded.jsonl --concurrency 1,8,32
 
 It draws the requests, runs every policy on the same ones, and prints what came out. Worlds and
-synthetic acceptances are assumptions, listed in `sim_worlds`; a process recorded by a real run is
-read with --process FILE (a trace written by --speculative-trace).
+synthetic acceptances are assumptions, listed in `sim_worlds`; `python -m evals.record` writes a file of
+real ones, which both --world and --process read. --process reads a trace (--speculative-trace) as well.
 """
 
 from __future__ import annotations
@@ -16,16 +17,19 @@ import itertools
 import random
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from tqdm import tqdm
+
 from evals import results, sim_policies
 from evals.flags import numbers, words
-from evals.intervals import percentile
 from evals.sim_run import Arrival, SimResult, Simulation
-from evals.sim_worlds import ARRIVALS, SYNTHETIC, WORLDS, Process, arrivals, read_processes, synthetic
+from evals.sim_worlds import ARRIVALS, SYNTHETIC, WORLDS, Process, arrivals, find_world, read_processes, synthetic
 from evals.table import milliseconds, render
 
 
@@ -69,21 +73,71 @@ def _maker(process: str, rng: random.Random) -> Callable[[], Process]:
     return lambda: rng.choice(recorded)
 
 
-def run(case: Case) -> SimResult:
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """What a policy did in a case; a few numbers, for 10^5 requests leave gigabytes of times.
+
+    busy_rate     tokens per second in which a step ran; end: simulated seconds until all was served
+    ttft, itl     seconds at P50 and P99; tpot: mean seconds a token behind the first
+    accepted      of the drafts; None without drafts
+    zero          share of the steps without drafts
+    cpu_seconds   processor time it took to simulate
+    """
+
+    busy_rate: float
+    end: float
+    ttft: tuple[float, float]
+    itl: tuple[float, float]
+    tpot: float
+    accepted: float | None
+    zero: float
+    num_steps: int
+    num_tokens: int
+    num_drafts: int
+    cpu_seconds: float
+
+    @classmethod
+    def of(cls, result: SimResult, cpu_seconds: float) -> Summed:
+        """Of a whole simulation."""
+        return cls(
+            busy_rate=result.busy_rate,
+            end=result.end,
+            ttft=_ends(result.ttft),
+            itl=_ends(result.itl),
+            tpot=float(np.mean(result.tpot)),
+            accepted=result.num_accepted / result.num_drafts if result.num_drafts else None,
+            zero=result.num_zero_steps / result.num_steps,
+            num_steps=result.num_steps,
+            num_tokens=result.num_tokens,
+            num_drafts=result.num_drafts,
+            cpu_seconds=cpu_seconds,
+        )
+
+
+def _ends(seconds: Sequence[float]) -> tuple[float, float]:
+    low, high = np.percentile(seconds, (50, 99))
+    return float(low), float(high)
+
+
+def run(case: Case) -> Summed:
     """Simulate a case to its end."""
-    simulation = Simulation(WORLDS[case.world](), max_num_seqs=case.max_num_seqs)
+    began = time.process_time()
+    simulation = Simulation(find_world(case.world), max_num_seqs=case.max_num_seqs)
     controller = sim_policies.make(case.policy, simulation, case.most)
     if case.concurrency is None:
-        return simulation.run_open(controller, draw(case), case.requests)
-    return simulation.run_closed(controller, list(itertools.islice(draw(case), case.requests)), case.concurrency)
+        result = simulation.run_open(controller, draw(case), case.requests)
+    else:
+        jobs = list(itertools.islice(draw(case), case.requests))
+        result = simulation.run_closed(controller, jobs, case.concurrency)
+    return Summed.of(result, time.process_time() - began)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evals.simulate", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
-    add("--world", default="cpu", choices=sorted(WORLDS))
-    add("--process", default="mixed", help="mixed, " + ", ".join(SYNTHETIC) + ", or a trace of a real run")
+    add("--world", default="cpu", help=", ".join(sorted(WORLDS)) + ", or a recording of this machine")
+    add("--process", default="mixed", help="mixed, " + ", ".join(SYNTHETIC) + ", or a recording or trace of a real run")
     add("--policies", type=words, default=["plain", "k=1", "k=2", "k=3", "k=5", "adaptive", "oracle"])
     add("--concurrency", type=numbers, default=[], help="closed loops with so many requests in flight")
     add("--arrivals", default="poisson", choices=ARRIVALS, help="where no --concurrency is given")
@@ -100,6 +154,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--policies names {', '.join(bad)}; known are plain, k=N, adaptive, oracle")
     if args.requests < 1 or args.k < 1 or min(args.concurrency, default=1) < 1:
         parser.error("--requests, --k and --concurrency must be at least 1")
+    if args.world not in WORLDS and not Path(args.world).is_file():
+        parser.error(f"--world is {args.world}; known are {', '.join(sorted(WORLDS))}, or a file of evals.record")
     return args
 
 
@@ -117,7 +173,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
     return [dataclasses.replace(load, policy=policy) for load in loads for policy in args.policies]
 
 
-def table(found: Sequence[tuple[Case, SimResult]]) -> str:
+def table(found: Sequence[tuple[Case, Summed]]) -> str:
     """One line a case."""
     by_key = {(case.load, case.policy): result for case, result in found}
     rows = []
@@ -130,11 +186,9 @@ def table(found: Sequence[tuple[Case, SimResult]]) -> str:
                 f"{result.busy_rate:.1f}",
                 "-" if plain is None else f"{result.busy_rate / plain.busy_rate:.3f}",
                 "-" if oracle is None else f"{1 - result.busy_rate / oracle.busy_rate:.3f}",
-                *(milliseconds(percentile(result.ttft, p)) for p in (50, 99)),
-                *(milliseconds(percentile(result.itl, p)) for p in (50, 99)),
-                milliseconds(statistics.fmean(result.tpot)),
-                f"{result.num_accepted / result.num_drafts:.2f}" if result.num_drafts else "-",
-                f"{result.num_zero_steps / result.num_steps:.2f}",
+                *(milliseconds(seconds) for seconds in (*result.ttft, *result.itl, result.tpot)),
+                "-" if result.accepted is None else f"{result.accepted:.2f}",
+                f"{result.zero:.2f}",
             ]
         )
     return render(
@@ -143,7 +197,7 @@ def table(found: Sequence[tuple[Case, SimResult]]) -> str:
     )  # fmt: skip
 
 
-def summary(found: Sequence[tuple[Case, SimResult]]) -> dict[str, float]:
+def summary(found: Sequence[tuple[Case, Summed]]) -> dict[str, float]:
     """The mean over the loads of adaptive's rate to the oracle's, and the least to plain's."""
     rates = {(case.load, case.policy): result.busy_rate for case, result in found}
     loads = list(dict.fromkeys(load for load, _ in rates))
@@ -162,26 +216,41 @@ def summary(found: Sequence[tuple[Case, SimResult]]) -> dict[str, float]:
 def main(argv: Sequence[str]) -> int:
     """Simulate, save, print."""
     args = parse(argv)
+    began = time.monotonic()
     try:
-        todo = cases(args)
+        world, todo = find_world(args.world), cases(args)
     except (OSError, ValueError) as error:
         print(f"evals.simulate: {error}", file=sys.stderr)
         return 2
-    if args.processes > 1:
-        with ProcessPoolExecutor(args.processes) as pool:
-            found = list(zip(todo, pool.map(run, todo), strict=True))
-    else:
-        found = [(case, run(case)) for case in todo]
-    print(f"world {WORLDS[args.world]().name}; acceptance {args.process}; time is computed, not measured")
+    file = results.ResultFile(args.out, results.describe("evals.simulate", argv, args.seed)) if args.out else None
+    found: list[tuple[Case, Summed]] = []
+    is_interrupted = False
+    try:
+        for case, summed in tqdm(simulated(todo, args.processes), total=len(todo), unit="case", disable=None):
+            found.append((case, summed))
+            if file is not None:
+                file.write("simulate.case", dataclasses.asdict(case) | dataclasses.asdict(summed))
+    except KeyboardInterrupt:
+        is_interrupted = True
+    print(f"world {world.name}; acceptance {args.process}; time is computed, not measured")
     print(table(found))
     for name, value in summary(found).items():
         print(f"adaptive, {name}: {value:.3f}")
-    if args.out is not None:
-        file = results.ResultFile(args.out, results.describe("evals.simulate", argv, args.seed))
-        for case, result in found:
-            values = {"busy_rate": result.busy_rate, "num_steps": result.num_steps, "num_drafts": result.num_drafts}
-            file.write("simulate.case", dataclasses.asdict(case) | values)
-    return 0
+    cpu = sum(summed.cpu_seconds for _, summed in found)
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes, {cpu / 60:.1f} of processor time")
+    return 130 if is_interrupted else 0
+
+
+def simulated(todo: Sequence[Case], processes: int) -> Iterator[tuple[Case, Summed]]:
+    """The cases with what became of them, in their order."""
+    if processes == 1:
+        yield from ((case, run(case)) for case in todo)
+        return
+    pool = ProcessPoolExecutor(processes)
+    try:
+        yield from zip(todo, pool.map(run, todo), strict=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 if __name__ == "__main__":

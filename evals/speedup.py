@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from evals import baselines, grid, peers, results, speedup_table, workloads
+from evals import baselines, explain, grid, peers, results, speedup_table, workloads
 from evals.compare import Comparison
 from evals.equality import Judge
 from evals.flags import numbers, words
@@ -54,6 +54,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--repeats", type=int, default=3)
     add("--minutes", type=float, help="repeat everything while this time lasts, twice at least, instead of --repeats")
     add("--seed", type=int, default=0)
+    add("--traces", type=Path, help="a new directory for the adaptive controllers' decisions; says how calibrated they are")
     add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     add("--resume", type=Path, help="file of an interrupted run; what it holds with these settings is kept")
     args = parser.parse_args(argv)
@@ -87,6 +88,10 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"--baselines is {','.join(args.baselines)}; known are {', '.join(baselines.NAMES)}")
     if args.baselines and args.temperature > 0:
         parser.error("--baselines are greedy, since their sampled text has other noise than ours; use --temperature 0")
+    if args.traces is not None:
+        if not args.adaptive or any(args.traces.glob("*.jsonl")):
+            parser.error("--traces needs --adaptive or --grid, and a directory without traces")
+        args.traces.mkdir(parents=True, exist_ok=True)
     if any("=" not in peer for peer in args.peer):
         parser.error("--peer takes NAME=URL")
 
@@ -110,10 +115,25 @@ def main(argv: Sequence[str]) -> int:
     print(speedup_table.render(summaries))
     if args.grid:
         print("\n" + grid.report(comparison.runs))
+    if args.traces is not None:
+        print("\n" + calibration(args.traces))
     print(f"\nJSON lines: {path}")
     if is_interrupted:
         return 130
     return 0 if all(summary.is_equal for summary in summaries) else 1
+
+
+def calibration(traces: Path) -> str:
+    """How far the controllers' beliefs were from what came of them, a line a method."""
+    lines = []
+    for path in sorted(traces.glob("*.jsonl")):
+        steps = explain.read(path)
+        count = sum(judged for *_, judged in explain.reliability(steps))
+        lines.append(
+            f"{path.stem}: calibration error {explain.calibration_error(steps):.3f}, bias {explain.bias(steps):+.3f}, "
+            f"over {count} judged drafts; python -m evals.explain {path}"
+        )
+    return "\n".join(lines)
 
 
 def read_workloads(args: argparse.Namespace) -> dict[str, list[workloads.Prompt]]:
@@ -138,6 +158,7 @@ def build(
         max_concurrency=max(args.concurrency),
         max_tokens=args.max_tokens,
         adaptive=args.adaptive,
+        traces=args.traces,
     )
     llms: dict[str, LLM] = {}
     encoded: dict[str, list[Job]] = {}

@@ -17,7 +17,9 @@ def render(summaries: Sequence[Summary]) -> str:
 
 NOTES = (
     "tok/s and ratio: median [95 % interval] of the repeats; the ratio is taken within a repeat. "
-    "mean length: tokens per request and target step, the recovered or bonus token included. "
+    "predicted: the ratio that acceptance and the cost curve (step time by rows and verified tokens, over all runs of "
+    "this table) predict, drafting included; what the measured one falls short of it is time outside drafts and "
+    "forwards. mean length: tokens per request and target step, the recovered or bonus token included. "
     "accepted at 1, 2, ...: of the drafts judged at that position. itl: gap between emissions of a request; "
     "tokens of one step arrive together. tpot: time per token behind the first. peak MiB: of this process, "
     "everything that is loaded included."
@@ -25,7 +27,7 @@ NOTES = (
 
 
 _SPEED_HEADERS = (
-    "workload", "c", "system", "tok/s", "ratio to plain", "mean length", "tok/step", "accepted at 1, 2, ...", "text",
+    "workload", "c", "system", "tok/s", "ratio to plain", "predicted", "measured/predicted", "mean length", "tok/step", "accepted at 1, 2, ...", "text",
 )  # fmt: skip
 
 
@@ -46,8 +48,10 @@ def speed_cells(summaries: Sequence[Summary]) -> Cells:
             s.system,
             _tokens(s.throughput),
             _ratio(s.ratio),
-            "-" if s.stats is None else f"{s.stats.mean_acceptance_length:.2f}",
-            "-" if s.tokens_per_step is None else f"{s.tokens_per_step:.2f}",
+            _number(s.predicted),
+            _number(s.over_predicted),
+            _number(None if s.stats is None else s.stats.mean_acceptance_length),
+            _number(s.tokens_per_step),
             " ".join(f"{rate:.2f}" for rate in s.acceptance_by_position) or "-",
             verdict(s),
         ]
@@ -69,6 +73,10 @@ def _tokens(value: Interval) -> str:
     if value.low is None or value.high is None:
         return f"{value.median:.1f}"
     return f"{value.median:.1f} [{value.low:.1f}, {value.high:.1f}]"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _ratio(value: Interval | None) -> str:

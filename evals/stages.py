@@ -1,7 +1,7 @@
 """Stages: where the time of a step goes, seen by standing between the engine and its parts.
 
-It knows the public verbs of scheduler, proposer and target. It changes nothing they do. On a GPU
-"forward" is the time to launch it, and the wait for its result falls into "verify".
+It knows the public verbs of scheduler, proposer, target and controller. It changes nothing they do. On
+a GPU "forward" is the time to launch it, and the wait for its result falls into "verify".
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from specdec.batch import Batch, StepSeconds, Verdict
+from specdec.controller import Controller
 from specdec.engine import Engine
 from specdec.scheduler import Emitted
 
@@ -51,11 +53,59 @@ class _Watched:
         return timed if timed is not None else getattr(self._part, name)
 
 
+class StepShape(NamedTuple):
+    """What one step computed and what it took, by the engine's own record.
+
+    rows      requests that decode
+    tokens    of those rows, drafts included
+    prompts   prompt tokens beside them
+    draft     seconds from the plan to the drafts, and what the draft does with the verdict
+    verify    seconds from the drafts to the verdict; both in whole microseconds
+    """
+
+    rows: int
+    tokens: int
+    prompts: int
+    draft: float
+    verify: float
+
+    @classmethod
+    def of(cls, batch: Batch, seconds: StepSeconds, proposing: float = 0.0) -> StepShape:
+        """Of a batch that was served; `proposing`: seconds in the proposer, where they are known."""
+        decoding = [row.query_len for row in batch if row.chooses and row.num_base == 1]
+        tokens = sum(decoding)
+        prompts = batch.num_tokens - tokens
+        draft = max(seconds.draft, proposing)
+        return cls(len(decoding), tokens, prompts, round(draft, 6), round(seconds.verify, 6))
+
+
+class HeardController:
+    """A controller, with a note of every step it is told of; it decides as it would alone."""
+
+    def __init__(self, controller: Controller, steps: list[StepShape], clock: StageClock) -> None:
+        self.totals = controller.totals
+        self.prepare = controller.prepare
+        self.budget = controller.budget
+        self.admit = controller.admit
+        self._controller = controller
+        self._steps = steps
+        self._clock = clock
+
+    def observe(self, batch: Batch, verdict: Verdict, seconds: StepSeconds) -> None:
+        """Note it and pass it on."""
+        self._steps.append(StepShape.of(batch, seconds, self._clock.step["propose"]))
+        self._controller.observe(batch, verdict, seconds)
+
+
 class WatchedEngine(Engine):
-    """The same engine over the same parts, with a clock on each."""
+    """The same engine over the same parts, with a clock on each.
+
+    steps   shapes of the steps served under a controller from `heard`
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.clock = StageClock()
+        self.steps: list[StepShape] = []
         scheduler = _Watched(engine.scheduler, self.clock, {"schedule": "schedule", "commit": "commit"})
         proposer = _Watched(engine.proposer, self.clock, {"propose": "propose", "observe": "propose"})
         target = _Watched(engine.target, self.clock, {"pack": "pack", "forward": "forward"})
@@ -63,6 +113,10 @@ class WatchedEngine(Engine):
             cast(Any, target), cast(Any, proposer), engine.controller, cast(Any, scheduler),
             max_model_len=engine.max_model_len,
         )  # fmt: skip
+
+    def heard(self, controller: Controller) -> Controller:
+        """The same controller, its steps noted here."""
+        return cast(Controller, HeardController(controller, self.steps, self.clock))
 
     def step(self) -> list[Emitted]:
         """One step, its stages on the clock."""

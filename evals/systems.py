@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from evals.grid import ADAPTIVE
 from evals.load import Job, Outcome, closed_loop
-from evals.stages import WatchedEngine
+from evals.stages import StepShape, WatchedEngine
 from evals.workloads import Prompt
 from specdec import LLM, SpeculativeConfig, SpeculativeParams
+from specdec.control.adaptive import AdaptiveLength
 from specdec.controller import Controller, FixedLength
+from specdec.proposers.base import MostExpected
+from specdec.proposers.hybrid import HybridProposer
 
 METHODS = ("plain", "ngram", "suffix", "hybrid", "auto", "draft")
 """Names of `draft=`, but for "plain", no draft at all, and "draft", the one that is given by path."""
@@ -28,6 +32,7 @@ class Setup:
     draft      the second model, or the head over features, of method "draft"; None where it is not asked for
     ks         draft lengths tried
     adaptive   the adaptive controller is tried as well
+    traces     where it writes its decisions, a file a method; None: nowhere
     """
 
     target: str
@@ -37,6 +42,11 @@ class Setup:
     max_concurrency: int
     max_tokens: int
     adaptive: bool = False
+    traces: Path | None = None
+
+    def trace(self, method: str) -> Path | None:
+        """Where the controller of a method writes its decisions."""
+        return None if self.traces is None or not self.adaptive else self.traces / f"{method}.jsonl"
 
 
 class EngineSystem:
@@ -58,12 +68,20 @@ class EngineSystem:
 
     def run(self, jobs: Sequence[Job], concurrency: int) -> list[Outcome]:
         """Serve the jobs in a closed loop."""
-        self.engine.controller = self._controller
+        self.engine.steps.clear()
+        self.engine.controller = self.engine.heard(self._controller)
+        proposer = self.engine.proposer
+        if isinstance(proposer, HybridProposer):  # fixed lengths go with the policy that needs no controller
+            proposer.policy = self._controller if isinstance(self._controller, AdaptiveLength) else MostExpected()
         return closed_loop(self.engine, jobs, concurrency, self._params)
 
     def work(self) -> tuple[dict[str, float], int]:
         """Seconds of every stage and steps, of all policies on this engine."""
         return dict(self.engine.clock.total), self.engine.num_steps
+
+    def steps(self) -> list[StepShape]:
+        """Of the last run."""
+        return list(self.engine.steps)
 
 
 def load(setup: Setup, method: str, longest_prompt: int) -> LLM:
@@ -78,7 +96,10 @@ def load(setup: Setup, method: str, longest_prompt: int) -> LLM:
         draft, speculative = None, SpeculativeConfig(method="none")
     else:
         draft = setup.draft if method == "draft" else method
-        speculative = SpeculativeConfig(num_speculative_tokens=most, adaptive=setup.adaptive)
+        trace = setup.trace(method)
+        speculative = SpeculativeConfig(
+            num_speculative_tokens=most, adaptive=setup.adaptive, trace=None if trace is None else str(trace)
+        )
     return LLM(
         setup.target,
         draft,

@@ -111,19 +111,21 @@ class Offer:
                   or none where it has no opinion
     laws          [n, V] the law each draft was drawn from, a tensor; None: every draft was certain. One law more
                   than drafts says that one more was drawn, and could not ride
+    certain       which drafts a grammar forces, so that they cannot be refused; none: no one
     """
 
     token_ids: tuple[int, ...] = ()
     source: str = ""
     confidences: tuple[float, ...] = ()
     laws: Any = field(default=None, compare=False)
+    certain: tuple[bool, ...] = ()
 
     def cut(self, most: int) -> Offer:
         """Its first `most` drafts."""
         if len(self.token_ids) <= most:
             return self
         laws = None if self.laws is None else self.laws[:most]
-        return Offer(self.token_ids[:most], self.source, self.confidences[:most], laws)
+        return Offer(self.token_ids[:most], self.source, self.confidences[:most], laws, self.certain[:most])
 
 
 NO_OFFER = Offer()

@@ -54,6 +54,10 @@ class Grammar(Protocol):
         """True where this token may come behind these drafts."""
         ...
 
+    def has_choice(self, drafts: Sequence[int]) -> bool:
+        """True where more than one token may come behind these drafts."""
+        ...
+
     def completes(self, drafts: Sequence[int]) -> bool:
         """True where these drafts complete the output."""
         ...

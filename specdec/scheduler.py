@@ -193,6 +193,8 @@ class Scheduler:
         """
         admitted: list[Request] = []
         self._promote()
+        if most <= 0 or len(self.running) >= self.config.max_num_seqs:  # a long queue is not copied in vain
+            return admitted
         for request in list(self.waiting):
             if len(admitted) >= most or len(self.running) >= self.config.max_num_seqs:
                 break
@@ -285,11 +287,14 @@ class Scheduler:
             self._finish(request, request.finish_reason)
         else:
             keep = self.pool.blocks_for(request.num_tokens)
-            self.pool.release(request.block_table[keep:])
-            del request.block_table[keep:]
+            if keep < len(request.block_table):
+                self.pool.release(request.block_table[keep:])
+                del request.block_table[keep:]
         return Emitted(request, token_ids[:kept], num_drafted, num_accepted, logprobs, row.source)
 
     def _register(self, request: Request) -> None:
+        if not self.pool.enable_prefix_caching:
+            return
         full = request.num_computed_tokens // self.pool.block_size
         if full > len(request.block_hashes):
             committed = request.token_ids[: full * self.pool.block_size]

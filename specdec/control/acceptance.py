@@ -5,7 +5,7 @@ chance is a logistic model, learned online as independent Gaussians over its few
 (assumed-density filtering with the extended Kalman filter's update for a logistic observation; the
 averaged prediction is MacKay's, "The evidence framework applied to classification networks", 1992):
 
-    c = sigmoid(place[source, j] + slope[source] * logit(confidence) + own[request])
+    c = sigmoid(place[source, j] + slope[source] * logit(confidence) + own[request, source])
 
 `place` is the prior that all requests share, `own` what is particular to one request. All forget.
 """
@@ -13,8 +13,9 @@ averaged prediction is MacKay's, "The evidence framework applied to classificati
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +24,7 @@ PLACE_VARIANCE, OWN_VARIANCE, SLOPE_VARIANCE = 2.0, 2.5, 0.25
 MAX_CONFIDENCE = 0.995  # a proposer that says 1.0 means "very sure"
 PLACE_MEMORY, OWN_MEMORY = 0.998, 0.95  # share of what is known that outlives an outcome
 SLEEP_MEMORY = 0.98  # share of what is known of a request that outlives a step without outcome
+NUM_CASES = 16  # confidences of past offers that stand for those of the next
 MAX_MOVE = 2.0  # of a weight in one step, in log-odds
 
 
@@ -32,23 +34,29 @@ class Ask:
 
     depth         how many drafts
     confidences   what the proposer says of them; none: only history is used
+    certain       which of them a grammar forces; none: no one
     """
 
     request_id: str
     source: str
     depth: int
     confidences: tuple[float, ...] = ()
+    certain: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One row's judged drafts: `accepted` right ones, then a wrong one unless all `drafted` were right."""
+    """One row's judged drafts: `accepted` right ones, then a wrong one unless all `drafted` were right.
+
+    Of drafts that are certain nothing is learned: they say nothing of the guesses beside them.
+    """
 
     request_id: str
     source: str
     drafted: int
     accepted: int
     confidences: tuple[float, ...] = ()
+    certain: tuple[bool, ...] = ()
 
 
 def logit(probability: np.ndarray) -> np.ndarray:
@@ -61,6 +69,15 @@ def logit(probability: np.ndarray) -> np.ndarray:
 def _moderated(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """The mean of a sigmoid of a Gaussian, by MacKay's approximation."""
     found: np.ndarray = 1.0 / (1.0 + np.exp(-np.clip(mean / np.sqrt(1.0 + math.pi / 8.0 * variance), -30, 30)))
+    return found
+
+
+def _certain(rows: Sequence[Ask | Outcome], deepest: int) -> np.ndarray:
+    """Which drafts are forced, [R, K]."""
+    found = np.zeros((len(rows), deepest), bool)
+    for r, row in enumerate(rows):
+        if row.certain:
+            found[r, : len(row.certain)] = row.certain[:deepest]
     return found
 
 
@@ -90,7 +107,7 @@ class _Weights:
         precision = kept * precision
         self.mean[:size] = (precision * mean + again * self.first_mean) / (precision + again)
         self.variance[:size] = 1.0 / (precision + again)
-        self._num_seen = max(self._num_seen, int(np.count_nonzero(count)))
+        self._num_seen = max(self._num_seen, int(np.flatnonzero(count)[-1]) + 1 if count.any() else 0)
         self.mean[self._num_seen :] = self.mean[max(self._num_seen - 1, 0)]
 
 
@@ -100,7 +117,8 @@ class Acceptance:
     def __init__(self) -> None:
         self._places: dict[tuple[str, bool], _Weights] = {}
         self._slopes: dict[str, _Weights] = {}
-        self._own: dict[str, tuple[float, float, int]] = {}  # mean, variance, step
+        self._own: dict[str, dict[str, tuple[float, float, int]]] = {}  # request, source: mean, variance, step
+        self._said: dict[str, deque[tuple[float, ...]]] = {}
 
     def keep(self, request_ids: set[str]) -> None:
         """Forget all requests but these."""
@@ -118,6 +136,7 @@ class Acceptance:
             return np.zeros((len(asks), deepest))
         mean, variance, _ = self._model(asks, deepest, step)
         found = _moderated(mean, variance)
+        found[_certain(asks, deepest)] = 1.0
         found[np.arange(deepest)[None, :] >= np.array([ask.depth for ask in asks])[:, None]] = 0.0
         return found
 
@@ -125,18 +144,47 @@ class Acceptance:
         self, asks: Sequence[Ask | Outcome], deepest: int, step: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Mean and variance of the log-odds and the confidences' log-odds, each [R, K]."""
-        mean, variance = np.empty((len(asks), deepest)), np.empty((len(asks), deepest))
+        own = np.array([self._belief(ask.request_id, ask.source, step) for ask in asks])
+        mean, variance = np.repeat(own[:, :1], deepest, axis=1), np.repeat(own[:, 1:], deepest, axis=1)
         x = np.zeros((len(asks), deepest))
-        for r, ask in enumerate(asks):
-            own_mean, own_variance = self._belief(ask.request_id, step)
-            places = self._place(ask.source, bool(ask.confidences), deepest)
-            mean[r], variance[r] = places.mean[:deepest] + own_mean, places.variance[:deepest] + own_variance
-            if ask.confidences:
-                slope = self._slope(ask.source)
-                x[r, : len(ask.confidences)] = logit(np.array(ask.confidences[:deepest]))
-                mean[r] += slope.mean[0] * x[r]
-                variance[r] += slope.variance[0] * x[r] ** 2
+        kinds = [(ask.source, bool(ask.confidences)) for ask in asks]
+        for source, is_sure in dict.fromkeys(kinds):
+            rows = np.array([kind == (source, is_sure) for kind in kinds])
+            places = self._place(source, is_sure, deepest)
+            mean[rows] += places.mean[:deepest]
+            variance[rows] += places.variance[:deepest]
+            if is_sure:
+                slope = self._slope(source)
+                for r in np.flatnonzero(rows):
+                    said = asks[r].confidences[:deepest]
+                    x[r, : len(said)] = logit(np.array(said))
+                mean[rows] += slope.mean[0] * x[rows]
+                variance[rows] += slope.variance[0] * x[rows] ** 2
         return mean, variance, x
+
+    def note(self, offers: Sequence[Ask]) -> None:
+        """Remember what offers said of themselves, the last few of each source: what the next may say."""
+        for offer in offers:
+            if offer.confidences:
+                self._said.setdefault(offer.source, deque(maxlen=NUM_CASES)).append(offer.confidences)
+
+    def cases(
+        self, request_ids: Sequence[str], source: str, depth: int, step: int, *, by_confidence: bool = True
+    ) -> np.ndarray:
+        """Conditional chances of drafts that `source` has not made yet, [R, S, depth]: each row in S cases.
+
+        A case is what an offer of late said of itself, behind its end as at its last place; where none has
+        spoken there is one, without.
+        """
+        own = np.array([self._belief(request_id, source, step) for request_id in request_ids])
+        said = self._said.get(source) if by_confidence else None
+        places = self._place(source, bool(said), depth)
+        mean, variance = places.mean[None, :depth], places.variance[None, :depth]
+        if said:
+            x = logit(np.array([(*c, *[c[-1]] * depth)[:depth] for c in said]))
+            slope = self._slope(source)
+            mean, variance = mean + slope.mean[0] * x, variance + slope.variance[0] * x**2
+        return _moderated(mean[None] + own[:, 0, None, None], variance[None] + own[:, 1, None, None])
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         """Take the outcomes of one step's rows, one a request.
@@ -144,8 +192,9 @@ class Acceptance:
         Both models of a place learn, with and without the confidence; the request's own weight learns
         from the one that knows more.
         """
+        outcomes = [o for o in outcomes if not all(o.certain) or len(o.certain) < o.drafted]
         sure = [outcome for outcome in outcomes if outcome.confidences]
-        blind = [Outcome(o.request_id, o.source, o.drafted, o.accepted) for o in outcomes]
+        blind = [replace(outcome, confidences=()) for outcome in outcomes]
         unsure = {outcome.request_id for outcome in outcomes if not outcome.confidences}
         self._learn(blind, step, unsure)
         self._learn(sure, step, {outcome.request_id for outcome in sure})
@@ -159,12 +208,12 @@ class Acceptance:
         place = np.arange(deepest)[None, :]
         accepted = np.array([o.accepted for o in outcomes])[:, None]
         judged = (place < np.array([o.drafted for o in outcomes])[:, None]) & (place <= accepted)
+        judged &= ~_certain(outcomes, deepest)
         surprise = np.where(judged, (place < accepted) - chance, 0.0)
         slope = np.where(judged, np.maximum(chance * (1.0 - chance), 0.01), 0.0)
         self._learn_shared(outcomes, _Evidence(judged, surprise, slope, variance, x))
-        for r, outcome in enumerate(outcomes):
-            if outcome.request_id in own:
-                self._learn_own(outcome.request_id, step, surprise[r], slope[r], variance[r])
+        if own:
+            self._learn_own(outcomes, step, own, _Evidence(judged, surprise, slope, variance, x))
 
     def _learn_shared(self, outcomes: Sequence[Outcome], seen: _Evidence) -> None:
         sources = sorted({(o.source, bool(o.confidences)) for o in outcomes})
@@ -176,23 +225,28 @@ class Acceptance:
                 slope = self._slope(source)
                 slope.learn(*(part.sum(keepdims=True) for part in seen.of(rows, slope.variance, by_x=True)))
 
-    def _learn_own(
-        self, request_id: str, step: int, surprise: np.ndarray, slope: np.ndarray, variance: np.ndarray
-    ) -> None:
-        mean, own = self._belief(request_id, step)
-        rest = 1.0 + slope * (variance - own)
-        count = int(np.count_nonzero(slope))
-        precision = 1.0 / own + float((slope / rest).sum())
-        move = float((surprise / rest).sum()) / precision
-        mean += min(max(move, -MAX_MOVE), MAX_MOVE)
-        kept = OWN_MEMORY**count
-        again = (1.0 - kept) / OWN_VARIANCE
-        precision *= kept
-        self._own[request_id] = (precision * mean / (precision + again), 1.0 / (precision + again), step)
+    def _learn_own(self, outcomes: Sequence[Outcome], step: int, which: set[str], seen: _Evidence) -> None:
+        """Each request's own weight, from its row."""
+        beliefs = [self._belief(outcome.request_id, outcome.source, step) for outcome in outcomes]
+        rest = 1.0 + seen.slope * (seen.variance - np.array([variance for _, variance in beliefs])[:, None])
+        information = (seen.slope / rest).sum(axis=1).tolist()
+        pull = (seen.surprise / rest).sum(axis=1).tolist()
+        counts = np.count_nonzero(seen.slope, axis=1).tolist()
+        for r, outcome in enumerate(outcomes):
+            if outcome.request_id not in which or not counts[r]:
+                continue
+            mean, variance = beliefs[r]
+            precision = 1.0 / variance + information[r]
+            mean += min(max(pull[r] / precision, -MAX_MOVE), MAX_MOVE)
+            kept = OWN_MEMORY ** counts[r]
+            again = (1.0 - kept) / OWN_VARIANCE
+            precision *= kept
+            known = self._own.setdefault(outcome.request_id, {})
+            known[outcome.source] = (precision * mean / (precision + again), 1.0 / (precision + again), step)
 
-    def _belief(self, request_id: str, step: int) -> tuple[float, float]:
+    def _belief(self, request_id: str, source: str, step: int) -> tuple[float, float]:
         """Mean and variance of a request's own weight, as of this step; nothing is changed."""
-        own = self._own.get(request_id)
+        own = self._own.get(request_id, {}).get(source)
         if own is None:
             return 0.0, OWN_VARIANCE
         mean, variance, known = own

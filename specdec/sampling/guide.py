@@ -61,8 +61,9 @@ class Guide:
         grammar = row.request.grammar
         if grammar is None or not row.max_drafts:
             return offer
-        num_legal = _num_legal(grammar, offer.token_ids[: row.max_drafts])
-        kept = offer.cut(num_legal)
+        certain = _walk(grammar, offer.token_ids[: row.max_drafts])
+        num_legal = len(certain)
+        kept = replace(offer.cut(num_legal), certain=certain if any(certain) else ())
         room = min(row.max_drafts - len(kept.token_ids), self._limit(row.request))
         forced = grammar.forced(kept.token_ids)[:room] if room else ()
         if not forced and offer.laws is not None and num_legal < min(len(offer.token_ids), row.max_drafts):
@@ -71,12 +72,15 @@ class Guide:
             return kept if kept.token_ids else NO_OFFER
         is_sure = len(kept.confidences) == len(kept.token_ids)
         sure = kept.confidences + (1.0,) * len(forced) if is_sure else ()
-        return Offer(kept.token_ids + forced, kept.source if kept.token_ids else SOURCE, sure, kept.laws)
+        source = kept.source if kept.token_ids else SOURCE
+        return Offer(kept.token_ids + forced, source, sure, kept.laws, certain + (True,) * len(forced))
 
 
-def _num_legal(grammar: Grammar, offer: tuple[int, ...]) -> int:
-    """How much of an offer fits the grammar and does not reach beyond its end."""
+def _walk(grammar: Grammar, offer: tuple[int, ...]) -> tuple[bool, ...]:
+    """One entry for each token that fits the grammar and does not reach beyond its end: True where it is forced."""
+    certain: list[bool] = []
     for depth, token_id in enumerate(offer):
         if not grammar.allows(token_id, offer[:depth]) or grammar.completes(offer[:depth]):
-            return depth
-    return len(offer)
+            break
+        certain.append(not grammar.has_choice(offer[:depth]))
+    return tuple(certain)

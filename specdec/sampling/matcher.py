@@ -67,6 +67,11 @@ class Matcher:
         bits = self.mask(drafts)
         return token_id < 8 * len(bits) and bool(bits[token_id >> 3] >> (token_id & 7) & 1)
 
+    def has_choice(self, drafts: Sequence[int]) -> bool:
+        """True where more than one token may come behind these drafts, which themselves fit."""
+        bits = self.mask(drafts)
+        return np.count_nonzero(bits) > 1 or int(bits.max()).bit_count() > 1
+
     def completes(self, drafts: Sequence[int]) -> bool:
         """True where these drafts, which fit, complete the output."""
         if self._ahead[: len(drafts)] == list(drafts) and len(self._ahead) > len(drafts):

@@ -112,3 +112,19 @@ def test_requests_that_are_gone_are_forgotten() -> None:
     acceptance.learn([Outcome(str(r), SOURCE, 1, 1) for r in range(5)], 0)
     acceptance.keep({"1", "2"})
     assert acceptance.num_requests == 2
+
+
+def test_forced_drafts_are_certain_and_teach_nothing() -> None:
+    """A grammar forces every other draft; the guesses between them are right one time in ten."""
+    rng, acceptance, alone = random.Random(4), Acceptance(), Acceptance()
+    certain = (True, False, True, False)
+    for step in range(200):
+        accepted = next((j for j in range(4) if not certain[j] and rng.random() > 0.1), 4)
+        acceptance.learn([Outcome("r", SOURCE, 4, accepted, certain=certain)], step)
+        acceptance.learn([Outcome("f", "grammar", 3, 3, certain=(True,) * 3)], step)
+        alone.learn([Outcome("r", SOURCE, 4, accepted)], step)  # as if nobody knew: negative control
+    said = acceptance.chances([Ask("r", SOURCE, 4, certain=certain), Ask("f", "grammar", 3, certain=(True,) * 3)], 200)
+    assert said[0, 0] == said[0, 2] == 1.0 and said[0, 1] < 0.25
+    assert said[1].tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert ask(acceptance, "r", 2, 200)[1] < 0.25 < ask(alone, "r", 1, 200)[0] < 1.0
+    assert ask(acceptance, "f", 1, 200) == ask(Acceptance(), "f", 1, 200)  # nothing is known of its guesses

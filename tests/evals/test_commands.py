@@ -95,8 +95,11 @@ def test_prompts_that_do_not_fit_are_left_out_aloud(
 def test_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "overhead.jsonl"
     assert overhead.main(["--rows", "1,3", "--steps", "20", "--out", str(out)]) == 0
-    records = {(record["rows"], record["k"]): record for record in results.read(out)}
+    found = list(results.read(out))
+    records = {(record["rows"], record["k"]): record for record in found if record["kind"] == overhead.KIND}
     assert set(records) == {(1, 0), (1, 4), (3, 0), (3, 4)}
+    assert [r["num_drafts"] for r in found if r["kind"] == overhead.OFF_KIND] == [0, 0]
+    assert capsys.readouterr().out.count("a controller at zero adds") == 2
     assert records[3, 0]["tokens_per_row"] == 1
     assert records[3, 4]["tokens_per_row"] > 2  # look-up is mostly right here, or drafting is not what is timed
     assert all(record["by_stage"][stage] > 0 for record in records.values() for stage in ("schedule", "verify"))
@@ -107,6 +110,7 @@ def test_an_overrun_budget_fails(tmp_path: Path) -> None:
     arguments = ["--rows", "1", "--k", "0", "--steps", "5", "--out", str(tmp_path / "o")]
     assert overhead.main([*arguments, "--budget", "1=1"]) == 1
     assert overhead.main([*arguments, "--budget", "1=1e9"]) == 0
+    assert overhead.main([*arguments, "--off-budget=-1e9"]) == 1
 
 
 def test_report(toy: str, tmp_path: Path) -> None:

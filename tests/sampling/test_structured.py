@@ -13,7 +13,7 @@ import torch
 import specdec
 from evals import structured
 from evals.schemas import SCHEMAS
-from specdec.batch import Drafts, Plan
+from specdec.batch import Drafts, Plan, Row
 from specdec.errors import InvalidRequestError
 from specdec.proposers.base import NoDrafts
 from specdec.request import Request
@@ -382,3 +382,17 @@ def test_a_schema_nested_too_deeply_is_refused() -> None:
         deep = {"items": deep}
     with pytest.raises(InvalidRequestError, match="nested"):
         StructuredOutputsParams(json=deep)
+
+
+def test_what_a_grammar_forces_is_marked_certain_wherever_it_stands() -> None:
+    """The proposer guesses `x` and then what must come; `y` is a guess again, and the rest rides behind it."""
+    request = Request("r", PROMPT, specdec.SamplingParams(max_tokens=50), max_output_tokens=50)
+    request.grammar = matcher(regex="[wx]ab[yz]cde[0-9]")
+    request.num_computed_tokens = len(PROMPT) - 1
+    plan = Plan((Row(request, len(PROMPT) - 1, 1, 9),))
+    guessed = Guide().admit(plan, Drafts.of([tuple(b"xaby")], "prose")).offers[0]
+    assert bytes(guessed.token_ids) == b"xabycde"
+    assert guessed.certain == (False, True, True, False, True, True, True)
+    assert guessed.cut(2).certain == (False, True)
+    wrong = Guide().admit(plan, Drafts.of([tuple(b"q")], "prose")).offers[0]
+    assert not wrong.token_ids and not wrong.certain
