@@ -1,6 +1,7 @@
 """Profile: where the time of a decoding step goes, and how far it is from what this machine could do.
 
     python -m evals.profile --rows 1,8,32 --quantization none,int4,int4-a8
+    python -m evals.profile --compile off,auto,max --quantization none --target DIRECTORY
 
 Every row decodes plainly behind a context of the same length. Stages of the engine are timed in served steps, those
 inside the native forward by the forward itself. The limits are measured in the same run: bytes of weights over the
@@ -34,7 +35,7 @@ from specdec.models.quantized import weights_held
 
 WARM_UP_STEPS = 3
 HEADERS = (
-    "weights", "rows", "step ms", *FORWARD_STAGES, "rest of forward", "plan", "pack", "sample", "commit",
+    "weights", "compile", "rows", "step ms", *FORWARD_STAGES, "rest of forward", "plan", "pack", "sample", "commit",
     "limit ms", "by", "linears+head / limit",
 )  # fmt: skip
 
@@ -64,6 +65,7 @@ class Profile:
     """
 
     quantization: str
+    compile: str
     rows: int
     step: float
     engine: dict[str, float]
@@ -101,18 +103,22 @@ def look_at_machine() -> Machine:
     )
 
 
-def measure(args: argparse.Namespace, machine: Machine, quantization: str) -> list[Profile]:
+def measure(args: argparse.Namespace, machine: Machine, quantization: str, compile: str) -> list[Profile]:
     """Every number of rows with one engine."""
     most = max(args.rows)
     made = LLM(
-        args.target, None, dtype=args.dtype, quantization=quantization, max_num_seqs=most,
-        max_num_batched_tokens=max(512, most), num_kv_blocks=most * (args.context + 4 * args.steps) // 16 + 2 * most,
+        args.target, None, dtype=args.dtype, quantization=quantization, compile=compile,
+        max_num_seqs=most, max_num_batched_tokens=max(512, most),
+        num_kv_blocks=most * (args.context + 4 * args.steps) // 16 + 2 * most,
         enable_prefix_caching=False,
     )  # fmt: skip
-    return [_measure_rows(made, args, machine, quantization, rows) for rows in args.rows]
+    return [_measure_rows(made, args, machine, (quantization, compile), rows) for rows in args.rows]
 
 
-def _measure_rows(made: LLM, args: argparse.Namespace, machine: Machine, quantization: str, rows: int) -> Profile:
+def _measure_rows(
+    made: LLM, args: argparse.Namespace, machine: Machine, case: tuple[str, str], rows: int
+) -> Profile:
+    quantization, compile = case
     model = made.engine.target.model
     steps, stages, batch = _serve(made, rows, args.context, args.steps)
     held = weights_held(model.module, model.fast)
@@ -120,6 +126,7 @@ def _measure_rows(made: LLM, args: argparse.Namespace, machine: Machine, quantiz
     rate = machine.byte_products if quantization.endswith("a8") else machine.products_per_second
     return Profile(
         quantization=quantization,
+        compile=compile,
         rows=rows,
         step=1e3 * statistics.median(steps),
         engine={stage: 1e3 * statistics.median(s[stage] for s in stages) for stage in STAGES},
@@ -193,7 +200,7 @@ def row_of(profile: Profile) -> list[str]:
     by = "memory" if profile.memory >= profile.arithmetic else "arithmetic"
     linears = inside["linears"] + inside["head"] if inside else engine["forward"]
     return [
-        profile.quantization, str(profile.rows), f"{profile.step:.1f}",
+        profile.quantization, profile.compile, str(profile.rows), f"{profile.step:.1f}",
         *(f"{inside[stage]:.2f}" if inside else "-" for stage in FORWARD_STAGES),
         f"{max(engine['forward'] - sum(inside.values()), 0):.2f}",
         *(f"{engine[stage]:.2f}" for stage in ("schedule", "pack", "verify", "commit")),
@@ -210,8 +217,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     machine = look_at_machine()
     file.write("profile.machine", asdict(machine))
     lines = []
-    for quantization in tqdm(args.quantization, unit="engine", disable=None):
-        for profile in measure(args, machine, quantization):
+    cases = [(quantization, compile) for quantization in args.quantization for compile in args.compile]
+    for case in tqdm(cases, unit="engine", disable=None):
+        for profile in measure(args, machine, *case):
             file.write("profile.case", {**asdict(profile), "limit": profile.limit})
             lines.append(row_of(profile))
     print(render(HEADERS, lines))
@@ -228,6 +236,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--target", default="smollm2-135m")
     add("--quantization", type=words, default=["none", "int4", "int4-a8"])
+    add("--compile", type=words, default=["auto"], help="off, auto, max; in one dtype, for off's own is float32")
     add("--dtype", default="auto")
     add("--rows", type=numbers, default=[1, 8, 32])
     add("--context", type=int, default=128, help="tokens of every prompt")

@@ -51,6 +51,7 @@ def engine_config(
     enable_prefix_caching: bool = True,
     seed: int = 0,
     num_threads: int | None = None,
+    compile: str = "auto",
     speculative_trace: str | None = None,
 ) -> EngineConfig:
     """Compose an EngineConfig from flat options; the flags of the server are these names."""
@@ -79,6 +80,7 @@ def engine_config(
         speculative=resolved,
         seed=seed,
         num_threads=num_threads,
+        compile=compile,
     )
 
 

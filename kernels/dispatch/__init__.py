@@ -9,14 +9,18 @@ SPECDEC_KERNELS     unset or "auto"   Triton where tensors are on CUDA or HIP; n
                     "interpret"       Triton's interpreter, on any device: slow, for tests; the other ops use twins
 
 Triton decides while it is imported whether kernels are interpreted, so the last value must be set before Python starts.
+`twins_only` asks for "reference" in one thread and for a while, whatever the environment says.
 """
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import logging
 import os
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -26,8 +30,29 @@ logger = logging.getLogger(__name__)
 Mode = Literal["auto", "reference", "triton", "interpret"]
 
 
+class _Own(threading.local):
+    """What a thread asks for beside the environment."""
+
+    num_blocks = 0  # of `twins_only` that are open
+
+
+_own = _Own()
+
+
+@contextlib.contextmanager
+def twins_only() -> Iterator[None]:
+    """Make every op called by this thread inside the block use its twin: nothing is built, loaded or compiled."""
+    _own.num_blocks += 1
+    try:
+        yield
+    finally:
+        _own.num_blocks -= 1
+
+
 def mode() -> Mode:
-    """Return what SPECDEC_KERNELS asks for; ValueError names a value that is not known."""
+    """Return what SPECDEC_KERNELS or `twins_only` asks for; ValueError names a value that is not known."""
+    if _own.num_blocks:
+        return "reference"
     chosen = os.environ.get("SPECDEC_KERNELS") or "auto"
     for known in get_args(Mode):
         if chosen == known:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from specdec.kernels import native
 from specdec.models.forward_batch import Segment
 from specdec.models.runner import ModelRunner
 from specdec.models.sources import cache_directory
@@ -105,12 +106,13 @@ def _time(runner: ModelRunner, rows: int, width: int, context: int, end: float) 
 
 
 def _key(runner: ModelRunner, most_tokens: int) -> str:
-    """Names model, device, precision and threads: what the seconds depend on."""
+    """Names model, device, precision, threads and what is compiled: what the seconds depend on."""
     model = runner.model
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
     facts = [
         _VERSION, str(model.path), str(model.config), str(model.dtype), str(model.device), device or platform.machine(),
-        torch.get_num_threads(), model.fast is not None, most_tokens, torch.__version__,
+        torch.get_num_threads(), model.fast is not None, native.enabled(), runner.is_compiled, most_tokens,
+        torch.__version__,
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 

@@ -24,12 +24,14 @@ from specdec.models.streams import ResidualStreams
 class ModelRunner:
     """Runs forwards of one model.
 
-    features   [T, F] of the last forward, in the batch's token order, where `capture` asked for them; else None
+    features      [T, F] of the last forward, in the batch's token order, where `capture` asked for them; else None
+    is_compiled   torch.compile has been over the model's layers
     """
 
     def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
         self.model = model
         self.features: Tensor | None = None
+        self.is_compiled = False
         self._captured: tuple[int, ...] = ()
         self.cache = KVCache(model.attention.shapes, num_blocks, block_size, dtype=model.dtype, device=model.device)
         self._graph_capture = capture_for(model.device)

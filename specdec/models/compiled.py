@@ -1,0 +1,64 @@
+"""Compiled layers: torch.compile over the decoder layers of a CPU model that our kernels do not run whole.
+
+It knows modules, torch's compiler and how many tokens a graph is made for; it does not know what a layer computes.
+Attention and packed linear layers stay the kernels they are, opaque to the compiler, and what lies between them is
+fused. A token then has the same bits in any company, as without it, but not the bits it has without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+from torch import nn
+
+from specdec.kernels import native
+from specdec.models.forward_batch import Segment
+from specdec.models.runner import ModelRunner
+from specdec.models.sources import cache_directory
+from specdec.models.streams import decoder_layers
+
+logger = logging.getLogger("specdec")
+
+WARM_UP_TOKENS = (1, 2, 3)
+"""One graph is made for a single token and one for any other number, which a second and third length tell apart."""
+
+# What is fused is small: a second team of threads would cost more than it saves, and fight the first for the cores.
+_COMPILER: dict[str, Any] = {"backend": "inductor", "options": {"cpp.threads": 1}}
+
+
+def compile_layers(runner: ModelRunner) -> bool:
+    """Compile a model's decoder layers before its first request; False where nothing is compiled.
+
+    Hooks on layers must be there already. It writes into cache blocks nobody holds yet. A compiler that fails costs a
+    line in the log, and the layers run as they were.
+    """
+    if runner.model.device.type != "cpu" or not native.enabled():
+        return False
+    if runner.model.fast is not None:
+        logger.info("%s: our kernels run it whole; nothing is left to compile", runner.model.path)
+        return False
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "inductor"))
+    began = time.perf_counter()
+    layers = nn.ModuleList()
+    try:
+        layers = decoder_layers(runner.model)
+        for layer in layers:
+            layer.compile(**_COMPILER)
+        for num_tokens in WARM_UP_TOKENS:
+            runner.forward(runner.pack([_segment(num_tokens, runner.cache.block_size)]))
+    except Exception as error:
+        for layer in layers:
+            layer._compiled_call_impl = None
+        reason = " ".join(str(error).split("\n")[:2])  # the compiler says which backend, then why
+        logger.warning("decoder layers are not compiled (slower): %s: %s", type(error).__name__, reason)
+        return False
+    runner.is_compiled = True
+    logger.info("%s: compiled %d layers in %.1f s", runner.model.path, len(layers), time.perf_counter() - began)
+    return True
+
+
+def _segment(num_tokens: int, block_size: int) -> Segment:
+    return Segment([0] * num_tokens, 0, range(-(-num_tokens // block_size)), 1)
