@@ -10,8 +10,10 @@ def sample(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tenso
     """As the twin."""
     num_rows, vocab_size = logits.shape
     logits, seeds, positions = logits.contiguous(), seeds.contiguous(), positions.contiguous()
-    # float32 first: 1e-5 as the twin sees it
-    temperatures = temperatures.to(torch.promote_types(logits.dtype, torch.float32)).double().contiguous()
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    if temperatures.dtype != wide:  # 1e-5 as the twin sees it
+        temperatures = temperatures.to(wide)
+    temperatures = temperatures.double().contiguous()
     token_ids = torch.empty(num_rows, dtype=torch.int64)
     is_finite = torch.empty(num_rows, dtype=torch.bool)
     native.function("specdec_sample", "ppppppiiii")(

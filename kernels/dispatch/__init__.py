@@ -28,6 +28,7 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 Mode = Literal["auto", "reference", "triton", "interpret"]
+_MODES: tuple[Mode, ...] = get_args(Mode)
 
 
 class _Own(threading.local):
@@ -54,10 +55,10 @@ def mode() -> Mode:
     if _own.num_blocks:
         return "reference"
     chosen = os.environ.get("SPECDEC_KERNELS") or "auto"
-    for known in get_args(Mode):
+    for known in _MODES:
         if chosen == known:
-            return known  # type: ignore[no-any-return]
-    raise ValueError(f"SPECDEC_KERNELS is {chosen!r}; it must be one of {', '.join(get_args(Mode))}")
+            return known
+    raise ValueError(f"SPECDEC_KERNELS is {chosen!r}; it must be one of {', '.join(_MODES)}")
 
 
 def wants_triton(x: Tensor, refusal: str | None = None) -> bool:

@@ -8,25 +8,26 @@ fused. A token then has the same bits in any company, as without it, but not the
 from __future__ import annotations
 
 import logging
-import os
 import time
 from typing import Any
 
+import torch
+import torch.fx.experimental._config
 from torch import nn
 
 from specdec.kernels import native
 from specdec.models.forward_batch import Segment
 from specdec.models.runner import ModelRunner
-from specdec.models.sources import cache_directory
 from specdec.models.streams import decoder_layers
 
 logger = logging.getLogger("specdec")
 
-WARM_UP_TOKENS = (1, 2, 3)
-"""One graph is made for a single token and one for any other number, which a second and third length tell apart."""
+WARM_UP_TOKENS = (37, 1)
+"""A kind of layer gets one graph, for any number of tokens: a second one for a single token would round differently.
+It is made at a number that is no other dimension, or the compiler would take the two for one."""
 
 # What is fused is small: a second team of threads would cost more than it saves, and fight the first for the cores.
-_COMPILER: dict[str, Any] = {"backend": "inductor", "options": {"cpp.threads": 1}}
+_COMPILER: dict[str, Any] = {"backend": "inductor", "dynamic": True, "options": {"cpp.threads": 1}}
 
 
 def compile_layers(runner: ModelRunner) -> bool:
@@ -40,15 +41,15 @@ def compile_layers(runner: ModelRunner) -> bool:
     if runner.model.fast is not None:
         logger.info("%s: our kernels run it whole; nothing is left to compile", runner.model.path)
         return False
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_directory() / "inductor"))
     began = time.perf_counter()
     layers = nn.ModuleList()
     try:
         layers = decoder_layers(runner.model)
         for layer in layers:
             layer.compile(**_COMPILER)
-        for num_tokens in WARM_UP_TOKENS:
-            runner.forward(runner.pack([_segment(num_tokens, runner.cache.block_size)]))
+        with torch.fx.experimental._config.patch(backed_size_oblivious=True):  # one token is a number like others
+            for num_tokens in WARM_UP_TOKENS:
+                runner.forward(runner.pack([_segment(num_tokens, runner.cache.block_size)]))
     except Exception as error:
         for layer in layers:
             layer._compiled_call_impl = None

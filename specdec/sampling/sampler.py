@@ -60,7 +60,7 @@ def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[b
 
 def _read(token_ids: Tensor, is_finite: Tensor) -> tuple[list[int], list[bool]]:
     ids, finite = read(token_ids, is_finite)
-    return ids, [bool(flag) for flag in finite]
+    return ids, list(map(bool, finite))
 
 
 @torch.inference_mode()
@@ -149,8 +149,10 @@ def _temperatures(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
 
 def streams(choices: Sequence[Choice], device: torch.device) -> tuple[Tensor, Tensor]:
     """Seed and position of every row's noise, [R] each."""
-    seeds = to_device([c.request.noise_seed for c in choices], device, torch.int64)
-    return seeds, to_device([c.position + (c.stream << _STREAM_BITS) for c in choices], device, torch.int64)
+    seeds = [c.request.noise_seed for c in choices]
+    positions = [c.position + (c.stream << _STREAM_BITS) for c in choices]
+    both = to_device([seeds, positions], device, torch.int64)
+    return both[0], both[1]
 
 
 def _choose_processed(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:

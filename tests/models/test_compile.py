@@ -55,7 +55,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch.compile up to its graphs, which then run as they are: the part that can go wrong, without the long part."""
-    monkeypatch.setattr(compiled, "_COMPILER", {"backend": "eager"})
+    monkeypatch.setattr(compiled, "_COMPILER", {"backend": "eager", "dynamic": True})
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
