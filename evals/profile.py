@@ -115,9 +115,7 @@ def measure(args: argparse.Namespace, machine: Machine, quantization: str, compi
     return [_measure_rows(made, args, machine, (quantization, compile), rows) for rows in args.rows]
 
 
-def _measure_rows(
-    made: LLM, args: argparse.Namespace, machine: Machine, case: tuple[str, str], rows: int
-) -> Profile:
+def _measure_rows(made: LLM, args: argparse.Namespace, machine: Machine, case: tuple[str, str], rows: int) -> Profile:
     quantization, compile = case
     model = made.engine.target.model
     steps, stages, batch = _serve(made, rows, args.context, args.steps)

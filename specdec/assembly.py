@@ -6,7 +6,10 @@ on the way. It takes no part in a step.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import sys
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -20,7 +23,7 @@ from specdec.control.trace import TraceFile
 from specdec.controller import Controller, FixedLength
 from specdec.engine import Engine
 from specdec.errors import InvalidRequestError, ModelLoadError
-from specdec.kernels import dispatch
+from specdec.kernels import dispatch, native
 from specdec.models import eagle_runner, sources
 from specdec.models.compiled import compile_layers
 from specdec.models.eagle_head import EagleHead, is_feature_draft, load_eagle
@@ -104,11 +107,22 @@ def build(config: EngineConfig) -> Engine:
     with around():
         engine = _build(config)
     engine.around_step = around
+    _return_memory()
     return engine
+
+
+def _return_memory() -> None:
+    """Give the system what loading has freed, which glibc's allocator would keep: a checkpoint's worth of memory."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def _build(config: EngineConfig) -> Engine:
     num_threads = use_threads(config.num_threads)
+    if dispatch.mode() == "auto":  # the first start builds while it fetches a model
+        threading.Thread(target=native.library, daemon=True).start()
     config = replace(config, speculative=tell_kind(config.speculative))
     target = load(config.target)
     draft = _load_draft(config, target)

@@ -15,7 +15,9 @@ from torch import Tensor
 
 
 def to_device(
-    values: NDArray[np.generic] | Sequence[float] | Sequence[Sequence[float]], device: torch.device, dtype: torch.dtype | None = None
+    values: NDArray[np.generic] | Sequence[float] | Sequence[Sequence[int]],
+    device: torch.device,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Values as a tensor on `device`, in their shape; an array keeps its dtype unless told otherwise."""
     if not isinstance(values, np.ndarray):
@@ -29,8 +31,6 @@ def to_device(
 
 def read(*columns: Tensor) -> list[list[int]]:
     """Whole numbers back on the host, in one transfer: 1-D tensors of one device, any lengths."""
-    if columns[0].is_cpu:
-        return [column.tolist() for column in columns]
     flat = torch.cat([column.long() for column in columns]).tolist()
     ends = np.cumsum([len(column) for column in columns]).tolist()
     return [flat[end - len(column) : end] for column, end in zip(columns, ends, strict=True)]

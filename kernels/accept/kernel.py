@@ -1,5 +1,8 @@
 """Calls into native/accept.cpp."""
 
+from array import array
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,6 +32,26 @@ def sample(logits: Tensor, seeds: Tensor, positions: Tensor, temperatures: Tenso
         torch.get_num_threads(),
     )
     return token_ids, is_finite
+
+
+def sample_host(
+    logits: Tensor, seeds: Sequence[int], positions: Sequence[int], temperatures: Sequence[float]
+) -> tuple[list[int], list[bool]]:
+    """As `sample`, without a tensor but the scores: behind a forward every one costs its way back into the caches."""
+    num_rows, vocab_size = logits.shape
+    logits = logits.contiguous()
+    rounded = array("d" if logits.dtype == torch.float64 else "f", temperatures)  # 1e-5 as the twin sees it
+    given = (array("q", seeds), array("q", positions), array("d", rounded))
+    token_ids, is_finite = array("q", bytes(8 * num_rows)), array("b", bytes(num_rows))
+    native.function("specdec_sample", "ppppppiiii")(
+        logits.data_ptr(),
+        *(numbers.buffer_info()[0] for numbers in (*given, token_ids, is_finite)),
+        num_rows,
+        vocab_size,
+        native.DTYPES[logits.dtype],
+        torch.get_num_threads(),
+    )
+    return token_ids.tolist(), list(map(bool, is_finite))
 
 
 def bits(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ class BuildError(Exception):
 
 
 disabled = dispatch.twins_only
+_one_at_a_time = threading.Lock()
+
 
 def enabled() -> bool:
     """Whether ops should call native code: nothing has switched it off, and it was built, now if it must be."""
@@ -58,12 +61,17 @@ def function(name: str, arguments: str, result: str | None = None) -> Callable[.
     return symbol
 
 
-@functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled kernels, building them if this machine has not yet.
+    """Return the compiled kernels, building them if this machine has not yet; who comes meanwhile waits.
 
     None where that is impossible; decided once a process.
     """
+    with _one_at_a_time:
+        return _library()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
     try:
         return _build_and_load(openmp=True)
     except (BuildError, OSError):

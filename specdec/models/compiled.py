@@ -11,9 +11,8 @@ import logging
 import time
 from typing import Any
 
-import torch
-import torch.fx.experimental._config
 from torch import nn
+from torch.fx.experimental import _config as shapes
 
 from specdec.kernels import native
 from specdec.models.forward_batch import Segment
@@ -47,7 +46,7 @@ def compile_layers(runner: ModelRunner) -> bool:
         layers = decoder_layers(runner.model)
         for layer in layers:
             layer.compile(**_COMPILER)
-        with torch.fx.experimental._config.patch(backed_size_oblivious=True):  # one token is a number like others
+        with shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]  # one token is like any number
             for num_tokens in WARM_UP_TOKENS:
                 runner.forward(runner.pack([_segment(num_tokens, runner.cache.block_size)]))
     except Exception as error:

@@ -40,7 +40,7 @@ class Capture(Protocol):
 
 
 def capture_for(device: torch.device) -> Capture | None:
-    """How to record on this device; None where nothing is: on a CPU, with SPECDEC_GRAPHS=off, or where twins compute."""
+    """How to record on this device; None where nothing is: on a CPU, with SPECDEC_GRAPHS=off, or with twins."""
     if device.type != "cuda" or os.environ.get("SPECDEC_GRAPHS") == "off" or dispatch.mode() == "reference":
         return None
     return CudaCapture(device)

@@ -31,7 +31,7 @@ class PackedLinearModule(nn.Module):
         flat, packed = x.reshape(-1, self.in_features), self.packed
         if torch.compiler.is_compiling():
             assert packed.code is not None
-            y = _linear_op(flat, packed.data, packed.bias, packed.out_features, packed.code)
+            y: Tensor = _linear_op(flat, packed.data, packed.bias, packed.out_features, packed.code)
         else:
             y = linear(flat, packed)
         return y.view(*x.shape[:-1], self.out_features)

@@ -49,7 +49,9 @@ def neox(tmp_path_factory: pytest.TempPathFactory) -> str:
 def gemma(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Another, with layers of two kinds: twice as many graphs."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    return make_toy(tmp_path_factory.mktemp("toys") / "gemma", "gemma3_text", seed=3, layer_types=kinds, sliding_window=6)
+    return make_toy(
+        tmp_path_factory.mktemp("toys") / "gemma", "gemma3_text", seed=3, layer_types=kinds, sliding_window=6
+    )
 
 
 @pytest.fixture
@@ -69,7 +71,9 @@ def test_values_are_checked_by_name() -> None:
 
 
 def test_off_builds_loads_and_calls_nothing_compiled(toy: str, neox: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = {path: engines.ids(engines.llm(path, None, dtype="float32"), PROMPTS, max_tokens=8) for path in (toy, neox)}
+    expected = {
+        path: engines.ids(engines.llm(path, None, dtype="float32"), PROMPTS, max_tokens=8) for path in (toy, neox)
+    }
 
     def refuse() -> None:
         raise AssertionError("native code was asked for")
@@ -102,8 +106,8 @@ def test_off_refuses_what_only_kernels_can_do(toy: str) -> None:
 @needs_compiler
 def test_without_a_compiler_one_line_is_logged_and_the_ids_are_the_same(toy: str, tmp_path: Path) -> None:
     environment = {
-        **os.environ, "SPECDEC_CACHE": str(tmp_path / "cache"), "CXX": "", "PATH": str(tmp_path), "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        **os.environ, "SPECDEC_CACHE": str(tmp_path / "cache"), "CXX": "", "PATH": str(tmp_path),
+        "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2]),
     }  # fmt: skip
     command = [sys.executable, "-c", _WITHOUT_COMPILER, toy, *COMPILES]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
