@@ -130,15 +130,19 @@ class AttentionProbe:
 
 # Opaque to the compiler, which sees of a step only what its graphs compute: no lengths, no tables, and no cache but the
 # keys, by whose address the layer is found. It need not know that they are written: nothing compiled reads them.
-@torch.library.custom_op("specdec::attention", mutates_args=())
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, keys: Tensor, scale: float, window: int | None, softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:  # fmt: skip
-    return _layer_caches[keys.data_ptr()].attend(query, key, value, scale, window, softcap, sinks)
+torch.library.define(
+    "specdec::attention",
+    "(Tensor query, Tensor key, Tensor value, Tensor keys, float scale, int? window, float? softcap, Tensor? sinks) "
+    "-> Tensor",
+)
 
 
-@_attend.register_fake
+@torch.library.impl("specdec::attention", "CPU")
+def _attend(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, *how: Any) -> Tensor:
+    return _layer_caches[keys.data_ptr()].attend(query, key, value, *how)
+
+
+@torch.library.register_fake("specdec::attention")
 def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
     return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
 
@@ -168,7 +172,7 @@ def _attention(
         kwargs.get("softcap"), kwargs.get("s_aux"),
     )  # fmt: skip
     if torch.compiler.is_compiling():
-        return _attend(q, k, v, state.keys, *how)[None], None
+        return torch.ops.specdec.attention(q, k, v, state.keys, *how)[None], None
     return state.attend(q, k, v, *how)[None], None
 
 

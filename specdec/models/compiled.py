@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from torch import nn
+from torch._dynamo import config as dynamo
 from torch.fx.experimental import _config as shapes
 
 from specdec.kernels import native
@@ -46,7 +47,7 @@ def compile_layers(runner: ModelRunner) -> bool:
         layers = decoder_layers(runner.model)
         for layer in layers:
             layer.compile(**_COMPILER)
-        with shapes.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]  # one token is like any number
+        with shapes.patch(backed_size_oblivious=True), dynamo.patch(specialize_float=True):  # type: ignore[attr-defined]
             for num_tokens in WARM_UP_TOKENS:
                 runner.forward(runner.pack([_segment(num_tokens, runner.cache.block_size)]))
     except Exception as error:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels import native
-from specdec.kernels.linear import PackedLinear, Quantization, linear, pack, pack_groups
+from specdec.kernels.linear import PackedLinear, Quantization, kernel, linear, pack, pack_groups
 
 PACKABLE = (torch.float32, torch.bfloat16)
 
@@ -31,19 +31,22 @@ class PackedLinearModule(nn.Module):
         flat, packed = x.reshape(-1, self.in_features), self.packed
         if torch.compiler.is_compiling():
             assert packed.code is not None
-            y: Tensor = _linear_op(flat, packed.data, packed.bias, packed.out_features, packed.code)
+            y: Tensor = torch.ops.specdec.linear(flat, packed.data, packed.bias, packed.out_features, packed.code)
         else:
             y = linear(flat, packed)
         return y.view(*x.shape[:-1], self.out_features)
 
 
-@torch.library.custom_op("specdec::linear", mutates_args=())
-def _linear_op(x: Tensor, data: Tensor, bias: Tensor | None, out_features: int, code: int) -> Tensor:
-    """The kernel under a name that the compiler calls and does not look into: x [T, K] -> [T, N]."""
-    return linear(x, PackedLinear(data, bias, out_features, x.shape[1], x.dtype, code))
+# The kernel under a name that the compiler calls and does not look into.
+torch.library.define("specdec::linear", "(Tensor x, Tensor data, Tensor? bias, int out_features, int code) -> Tensor")
 
 
-@_linear_op.register_fake
+@torch.library.impl("specdec::linear", "CPU")
+def _linear(x: Tensor, data: Tensor, bias: Tensor | None, out_features: int, code: int) -> Tensor:
+    return kernel.linear(x, data, code, bias, out_features)
+
+
+@torch.library.register_fake("specdec::linear")
 def _(x: Tensor, data: Tensor, bias: Tensor | None, out_features: int, code: int) -> Tensor:
     return x.new_empty(x.shape[0], out_features)
 
