@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,18 +149,25 @@ def test_features_leave_compiled_layers_too(neox: str, traced: None) -> None:
         assert features[0] is not None and features[1] is not None and torch.equal(features[0], features[1])
 
 
-@needs_compiler
-def test_a_compiler_that_fails_leaves_the_layers_as_they_were(
-    neox: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("out of order")
+def _refuse(*_: Any) -> None:
+    raise RuntimeError("out of order")
 
-    monkeypatch.setattr(compiled, "_COMPILER", {"backend": refuse})
+
+def _lie(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+    return lambda *arguments: tuple(2 * out for out in graph(*arguments))
+
+
+@needs_compiler
+@pytest.mark.parametrize(("backend", "reason"), [(_refuse, "out of order"), (_lie, "compiled layers differ")])
+def test_a_compiler_that_fails_or_lies_leaves_the_layers_as_they_were(
+    backend: Any, reason: str, neox: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled, "_COMPILER", {"backend": backend, "dynamic": True})
+    torch._dynamo.reset()
     with caplog.at_level(logging.WARNING, "specdec"):
         made = specdec.LLM(neox, None, dtype="float32", num_kv_blocks=256, compile="max")
     [line] = [record.getMessage() for record in caplog.records if record.name == "specdec"]
-    assert "out of order" in line and not made.engine.target.is_compiled
+    assert reason in line and not made.engine.target.is_compiled
     assert torch.equal(
         _scores(made.engine.target, [3, 1]), _scores(engines.llm(neox, None, dtype="float32").engine.target, [3, 1])
     )
