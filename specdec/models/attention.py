@@ -142,7 +142,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, *how: Any) 
     return _layer_caches[keys.data_ptr()].attend(query, key, value, *how)
 
 
-@torch.library.register_fake("specdec::attention")
+@torch.library.register_fake("specdec::attention")  # type: ignore[untyped-decorator]
 def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
     return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
 

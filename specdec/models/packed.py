@@ -46,7 +46,7 @@ def _linear(x: Tensor, data: Tensor, bias: Tensor | None, out_features: int, cod
     return kernel.linear(x, data, code, bias, out_features)
 
 
-@torch.library.register_fake("specdec::linear")
+@torch.library.register_fake("specdec::linear")  # type: ignore[untyped-decorator]
 def _(x: Tensor, data: Tensor, bias: Tensor | None, out_features: int, code: int) -> Tensor:
     return x.new_empty(x.shape[0], out_features)
 
