@@ -2,6 +2,7 @@
 
     python -m evals.profile --rows 1,8,32 --quantization none,int4,int4-a8
     python -m evals.profile --rows 1,8,32 --attention
+    python -m evals.profile --compile auto,max --quantization none --random gemma3_text
 
 Every row decodes plainly behind a context of the same length. Stages of the engine are timed in served steps, those
 inside the native forward by the forward itself. The limits are measured in the same run: bytes of weights over the
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +25,7 @@ from unittest import mock
 
 import torch
 from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from evals import attention_profile, results
 from evals.flags import numbers, words
@@ -37,8 +40,8 @@ from specdec.models.quantized import weights_held
 
 WARM_UP_STEPS = 3
 HEADERS = (
-    "weights", "rows", "step ms", *FORWARD_STAGES, "rest of forward", "plan", "pack", "sample", "commit",
-    "limit ms", "by", "linears+head / limit",
+    "weights", "compile", "rows", "step ms", "cpu ms", *FORWARD_STAGES, "rest of forward", "plan", "pack", "sample",
+    "commit", "limit ms", "by", "linears+head / limit",
 )  # fmt: skip
 
 
@@ -63,14 +66,17 @@ class Machine:
 class Profile:
     """Median milliseconds of one case.
 
+    cpu       of a step, processor time of all threads, which a busy machine disturbs least
     forward   of each stage inside the native forward; empty where transformers' own runs
     engine    of each stage of the engine
     memory    the least time to read the weights once; arithmetic: the least time to multiply them
     """
 
     quantization: str
+    compile: str
     rows: int
     step: float
+    cpu: float
     engine: dict[str, float]
     forward: dict[str, float]
     memory: float
@@ -108,18 +114,38 @@ def look_at_machine() -> Machine:
     )
 
 
-def measure(args: argparse.Namespace, machine: Machine, quantization: str) -> list[Profile]:
-    """Every number of rows with one engine."""
-    most = max(args.rows)
-    made = LLM(
-        args.target, None, dtype=args.dtype, quantization=quantization, max_num_seqs=most,
-        max_num_batched_tokens=max(512, most), num_kv_blocks=most * (args.context + 4 * args.steps) // 16 + 2 * most,
-        enable_prefix_caching=False,
+def random_model(family: str, folder: Path) -> str:
+    """Write a model of a family of transformers with random weights, 8 layers and 1024 wide; return its directory."""
+    config = AutoConfig.for_model(
+        family, vocab_size=32000, hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=128, max_position_embeddings=4096, bos_token_id=1, eos_token_id=2,
+        pad_token_id=0,
     )  # fmt: skip
-    return [_measure_rows(made, args, machine, quantization, rows) for rows in args.rows]
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    return str(folder)
 
 
-def _measure_rows(made: LLM, args: argparse.Namespace, machine: Machine, quantization: str, rows: int) -> Profile:
+def measure(args: argparse.Namespace, machine: Machine, quantization: str) -> list[Profile]:
+    """Every number of rows with one engine a way of compiling; the ways take turns, for a machine has moods."""
+    most = max(args.rows)
+    blocks = most * (args.context + 4 * args.steps) // 16 + 2 * most
+    engines = {
+        compile: LLM(
+            args.target, None, dtype=args.dtype, quantization=quantization, compile=compile, max_num_seqs=most,
+            max_num_batched_tokens=max(512, most), num_kv_blocks=blocks, enable_prefix_caching=False,
+        )
+        for compile in args.compile
+    }  # fmt: skip
+    return [
+        _measure_rows(made, args, machine, (quantization, compile), rows)
+        for rows in args.rows
+        for compile, made in engines.items()
+    ]
+
+
+def _measure_rows(made: LLM, args: argparse.Namespace, machine: Machine, case: tuple[str, str], rows: int) -> Profile:
+    quantization, compile = case
     model = made.engine.target.model
     steps, stages, batch = _serve(made, rows, args.context, args.steps)
     held = weights_held(model.module, model.fast)
@@ -132,8 +158,10 @@ def _measure_rows(made: LLM, args: argparse.Namespace, machine: Machine, quantiz
     )  # fmt: skip
     return Profile(
         quantization=quantization,
+        compile=compile,
         rows=rows,
-        step=1e3 * statistics.median(steps),
+        step=1e3 * statistics.median(wall for wall, _ in steps),
+        cpu=1e3 * statistics.median(cpu for _, cpu in steps),
         engine={stage: 1e3 * statistics.median(s[stage] for s in stages) for stage in STAGES},
         forward=_inside_forward(made, batch, args.steps),
         memory=1e3 * read / machine.bytes_per_second,
@@ -143,8 +171,8 @@ def _measure_rows(made: LLM, args: argparse.Namespace, machine: Machine, quantiz
 
 def _serve(
     made: LLM, rows: int, context: int, num_steps: int
-) -> tuple[list[float], list[dict[str, float]], ForwardBatch]:
-    """Let every row decode: seconds of every step and of its stages, and the last batch."""
+) -> tuple[list[tuple[float, float]], list[dict[str, float]], ForwardBatch]:
+    """Let every row decode: seconds and processor time of every step, seconds of its stages, and the last batch."""
     runner = made.engine.target
     pack, batches = runner.pack, []
 
@@ -165,9 +193,9 @@ def _serve(
         engine.step()
     steps, stages = [], []
     for _ in range(num_steps):
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         engine.step()
-        steps.append(time.perf_counter() - began)
+        steps.append((time.perf_counter() - began, time.process_time() - cpu_began))
         stages.append(dict(engine.clock.step))
     for request in requests:
         engine.abort(request.request_id)
@@ -205,7 +233,7 @@ def row_of(profile: Profile) -> list[str]:
     by = "memory" if profile.memory >= profile.arithmetic else "arithmetic"
     linears = inside["linears"] + inside["head"] if inside else engine["forward"]
     return [
-        profile.quantization, str(profile.rows), f"{profile.step:.1f}",
+        profile.quantization, profile.compile, str(profile.rows), f"{profile.step:.1f}", f"{profile.cpu:.1f}",
         *(f"{inside[stage]:.2f}" if inside else "-" for stage in FORWARD_STAGES),
         f"{max(engine['forward'] - sum(inside.values()), 0):.2f}",
         *(f"{engine[stage]:.2f}" for stage in ("schedule", "pack", "verify", "commit")),
@@ -219,6 +247,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     path = args.out or results.default_path("evals.profile")
     file = results.ResultFile(path, results.describe("evals.profile", argv, 0))
+    scratch = tempfile.TemporaryDirectory()
+    if args.random is not None:
+        args.target = random_model(args.random, Path(scratch.name))
     machine = look_at_machine()
     file.write("profile.machine", asdict(machine))
     if args.attention:
@@ -228,6 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for profile in measure(args, machine, quantization):
             file.write("profile.case", {**asdict(profile), "limit": profile.limit})
             lines.append(row_of(profile))
+    scratch.cleanup()
     print(render(HEADERS, lines))
     print(
         f"\nmilliseconds, medians of {args.steps} steps, context {args.context}; {machine.num_threads} threads read "
@@ -262,7 +294,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m evals.profile", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--target", default="smollm2-135m")
+    add("--random", metavar="FAMILY", help="a model of random weights instead, such as gemma3_text or gpt_neox")
     add("--quantization", type=words, default=["none", "int4", "int4-a8"])
+    add("--compile", type=words, default=["auto"], help="off, auto, max; in one dtype, for off's own is float32")
     add("--dtype", default="auto")
     add("--rows", type=numbers, default=[1, 8, 32])
     add("--context", type=int, default=128, help="tokens of every prompt")

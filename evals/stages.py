@@ -113,6 +113,7 @@ class WatchedEngine(Engine):
             cast(Any, target), cast(Any, proposer), engine.controller, cast(Any, scheduler),
             max_model_len=engine.max_model_len,
         )  # fmt: skip
+        self.around_step = engine.around_step
 
     def heard(self, controller: Controller) -> Controller:
         """The same controller, its steps noted here."""

@@ -6,7 +6,11 @@ on the way. It takes no part in a step.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import sys
+import threading
+from contextlib import nullcontext
 from dataclasses import replace
 
 from specdec import kv_cache
@@ -19,7 +23,9 @@ from specdec.control.trace import TraceFile
 from specdec.controller import Controller, FixedLength
 from specdec.engine import Engine
 from specdec.errors import InvalidRequestError, ModelLoadError
+from specdec.kernels import dispatch, native
 from specdec.models import eagle_runner, sources
+from specdec.models.compiled import compile_layers
 from specdec.models.eagle_head import EagleHead, is_feature_draft, load_eagle
 from specdec.models.eagle_runner import EagleRunner
 from specdec.models.loaded import LoadedModel
@@ -97,7 +103,26 @@ def tell_kind(speculative: SpeculativeConfig) -> SpeculativeConfig:
 
 def build(config: EngineConfig) -> Engine:
     """Load the models, size the cache, connect the rooms."""
+    around = dispatch.twins_only if config.compile == "off" else nullcontext
+    with around():
+        engine = _build(config)
+    engine.around_step = around
+    _return_memory()
+    return engine
+
+
+def _return_memory() -> None:
+    """Give the system what loading has freed, which glibc's allocator would keep: a checkpoint's worth of memory."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+def _build(config: EngineConfig) -> Engine:
     num_threads = use_threads(config.num_threads)
+    if dispatch.mode() == "auto":  # the first start builds while it fetches a model
+        threading.Thread(target=native.library, daemon=True).start()
     config = replace(config, speculative=tell_kind(config.speculative))
     target = load(config.target)
     draft = _load_draft(config, target)
@@ -110,6 +135,10 @@ def build(config: EngineConfig) -> Engine:
     target_runner = ModelRunner(target, num_blocks, block_size)
     draft_runner = _draft_runner(draft, num_blocks, block_size)
     proposer = build_proposer(config.speculative, config.scheduler, pool, target_runner, draft_runner)
+    if config.compile == "max":  # behind the proposer, which may have asked for features
+        for runner in (target_runner, draft_runner):
+            if isinstance(runner, ModelRunner):
+                compile_layers(runner)
     engine = Engine(
         target_runner,
         proposer,

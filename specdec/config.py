@@ -15,6 +15,7 @@ Method = Literal["auto", "none", "ngram", "suffix", "draft_model", "eagle", "hyb
 METHODS: tuple[str, ...] = ("auto", "none", "ngram", "suffix", "draft_model", "eagle", "hybrid")
 DTYPES: tuple[str, ...] = ("auto", "float64", "float32", "bfloat16", "float16")
 QUANTIZATIONS: tuple[str, ...] = ("none", "int4", "int8", "int4-a8", "int8-a8")
+COMPILES: tuple[str, ...] = ("off", "auto", "max")
 MAX_SPECULATIVE_TOKENS = 64
 
 
@@ -187,6 +188,9 @@ class EngineConfig:
     """Everything an engine is built from.
 
     num_threads   threads of the CPU kernels, of the whole process; None: see `specdec.threads`
+    compile       "off": nothing is ever compiled, every operation is PyTorch's own; "auto": kernels of ours where this
+                  machine can build them, else as "off"; "max": on a CPU also torch.compile of the decoder layers
+                  that our kernels do not run whole, which makes the start longer
     """
 
     target: ModelConfig
@@ -196,8 +200,10 @@ class EngineConfig:
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     seed: int = 0
     num_threads: int | None = None
+    compile: str = "auto"
 
     def __post_init__(self) -> None:
+        _check_choice("compile", self.compile, COMPILES)
         _check_range("seed", self.seed, -(2**63), 2**63 - 1)
         if self.num_threads is not None:
             _check_range("num_threads", self.num_threads, 1, 1024)

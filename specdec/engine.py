@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 
 from specdec.batch import Plan, StepSeconds
@@ -53,7 +54,10 @@ def link_choices(requests: Sequence[Request]) -> None:
 
 
 class Engine:
-    """Continuous batching with speculation over one shared paged cache."""
+    """Continuous batching with speculation over one shared paged cache.
+
+    around_step   what every step runs inside of
+    """
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class Engine:
         self.scheduler = scheduler
         self.max_model_len = max_model_len
         self.num_steps = 0
+        self.around_step: Callable[[], AbstractContextManager[None]] = nullcontext
         model = target.model
         self.guide = Guide()
         self.grammars = GrammarCompiler(getattr(model, "tokenizer", None), model.vocab_size, model.eos_token_ids)
@@ -195,7 +200,8 @@ class Engine:
         if not plan.rows:
             return []
         try:
-            emitted = self._run(plan)
+            with self.around_step():
+                emitted = self._run(plan)
         except Exception as error:
             emitted = self._fail(plan, error)
         else:

@@ -51,12 +51,12 @@ def engine_config(
     enable_prefix_caching: bool = True,
     seed: int = 0,
     num_threads: int | None = None,
+    compile: str = "auto",
     speculative_trace: str | None = None,
 ) -> EngineConfig:
     """Compose an EngineConfig from flat options; the flags of the server are these names."""
     resolved = resolve_draft(_name(draft), _speculative_config(speculative), str(target))
-    if speculative_trace is not None:
-        resolved = replace(resolved, trace=speculative_trace)
+    resolved = resolved if speculative_trace is None else replace(resolved, trace=speculative_trace)
     if draft_device is not None and draft_device != device:
         raise InvalidRequestError(
             f"draft_device is {draft_device!r}; the draft shares the target's blocks and must be on {device!r}",
@@ -79,6 +79,7 @@ def engine_config(
         speculative=resolved,
         seed=seed,
         num_threads=num_threads,
+        compile=compile,
     )
 
 

@@ -15,12 +15,17 @@ from torch import Tensor
 
 
 def to_device(
-    values: NDArray[np.generic] | Sequence[float], device: torch.device, dtype: torch.dtype | None = None
+    values: NDArray[np.generic] | Sequence[float] | Sequence[Sequence[int]],
+    device: torch.device,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Values as a tensor on `device`, in their shape; an array keeps its dtype unless told otherwise."""
-    host = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values, dtype=dtype)
-    if dtype is not None:
-        host = host.to(dtype)
+    if not isinstance(values, np.ndarray):
+        host = torch.tensor(values, dtype=dtype)
+    else:
+        host = torch.from_numpy(values) if dtype is None else torch.from_numpy(values).to(dtype)
+    if device.type == "cpu":
+        return host
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 

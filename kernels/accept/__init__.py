@@ -8,6 +8,8 @@ toys do not show it), so an id may differ between engines where the two best sco
 within one engine it never depends on batch, drafts or splits.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -38,6 +40,8 @@ __all__ = [
     "perturbed",
     "reject",
     "sample",
+    "sample_host",
+    "uses_native",
     "uses_triton",
 ]
 
@@ -68,14 +72,25 @@ def sample(
 
         token_ids, is_finite = launch.sample(logits, seeds, positions, temperatures)
     else:
-        is_native = logits.is_cpu and logits.dtype in native.DTYPES and native.enabled()
-        implementation = kernel.sample if is_native else reference.sample
+        implementation = kernel.sample if uses_native(logits) else reference.sample
         token_ids, is_finite = implementation(logits, seeds, positions, temperatures)
     if out is None:
         return token_ids, is_finite
     out[0].copy_(token_ids)
     out[1].copy_(is_finite)
     return out
+
+
+def sample_host(
+    logits: Tensor, seeds: Sequence[int], positions: Sequence[int], temperatures: Sequence[float]
+) -> tuple[list[int], list[bool]]:
+    """Choose as `sample` does, from numbers that lie on the host to numbers there; where `uses_native` only.
+
+    seeds, positions, temperatures   [L]
+    returns                          token ids [L] and whether scores were finite [L]
+    """
+    assert logits.ndim == 2 and len(seeds) == len(positions) == len(temperatures) == logits.shape[0]
+    return kernel.sample_host(logits, seeds, positions, temperatures)
 
 
 def accept(
@@ -134,6 +149,11 @@ def reject(
     from specdec.kernels.accept import launch
 
     return launch.reject(scores, draft_probs, seeds, positions, drafts, bounds)
+
+
+def uses_native(logits: Tensor) -> bool:
+    """Say whether native code chooses among these scores."""
+    return logits.is_cpu and logits.dtype in native.DTYPES and native.enabled()
 
 
 def uses_triton(logits: Tensor) -> bool:

@@ -11,14 +11,18 @@ SPECDEC_KERNELS     unset or "auto"   Triton where tensors are on CUDA or HIP; n
 SPECDEC_AMX (see `native.has_tiles`) chooses inside native code.
 
 Triton decides while it is imported whether kernels are interpreted, so the last value must be set before Python starts.
+`twins_only` asks for "reference" in one thread and for a while, whatever the environment says.
 """
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import logging
 import os
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -26,15 +30,37 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 Mode = Literal["auto", "reference", "triton", "interpret"]
+_MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+class _Own(threading.local):
+    """What a thread asks for beside the environment."""
+
+    num_blocks = 0  # of `twins_only` that are open
+
+
+_own = _Own()
+
+
+@contextlib.contextmanager
+def twins_only() -> Iterator[None]:
+    """Make every op called by this thread inside the block use its twin: nothing is built, loaded or compiled."""
+    _own.num_blocks += 1
+    try:
+        yield
+    finally:
+        _own.num_blocks -= 1
 
 
 def mode() -> Mode:
-    """Return what SPECDEC_KERNELS asks for; ValueError names a value that is not known."""
+    """Return what SPECDEC_KERNELS or `twins_only` asks for; ValueError names a value that is not known."""
+    if _own.num_blocks:
+        return "reference"
     chosen = os.environ.get("SPECDEC_KERNELS") or "auto"
-    for known in get_args(Mode):
+    for known in _MODES:
         if chosen == known:
-            return known  # type: ignore[no-any-return]
-    raise ValueError(f"SPECDEC_KERNELS is {chosen!r}; it must be one of {', '.join(get_args(Mode))}")
+            return known
+    raise ValueError(f"SPECDEC_KERNELS is {chosen!r}; it must be one of {', '.join(_MODES)}")
 
 
 def wants_triton(x: Tensor, refusal: str | None = None) -> bool:

@@ -19,6 +19,7 @@ from specdec.kernels.llama_forward.weights import LayerWeights, LlamaShape, Llam
 
 __all__ = [
     "STAGES",
+    "LayerCaches",
     "LayerWeights",
     "LlamaShape",
     "LlamaStep",
@@ -28,6 +29,7 @@ __all__ = [
     "pack_llama",
 ]
 
+LayerCaches = kernel.LayerCaches
 PackedLlama = kernel.PackedLlama
 STAGES = kernel.STAGES
 
@@ -70,7 +72,7 @@ def llama_forward(
 ) -> tuple[Tensor, Tensor]:
     """Run every layer over a step's tokens; write their keys and values; return the scores asked for.
 
-    kv_caches  per layer, two of [num_blocks, block_size, G, D]
+    kv_caches  per layer, two of [num_blocks, block_size, G, D]; as LayerCaches they cost the call less
     seconds    [len(STAGES)] float64; the time of each stage is added to it (native code only)
     returns    logits [L, V] and features [F, T, width], float32 (float64 stays float64 in the twin)
     """

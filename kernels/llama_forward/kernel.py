@@ -1,6 +1,7 @@
 """Calls into native/llama.cpp."""
 
 import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -44,6 +45,15 @@ class PackedLlama:
     @property
     def num_layers(self) -> int:
         return len(self.layer_numbers) // NUMBERS_PER_LAYER
+
+
+class LayerCaches(tuple[tuple[Tensor, Tensor], ...]):
+    """Keys and values of every layer, two of [num_blocks, block_size, G, D]; made once, they are found at once."""
+
+    @functools.cached_property
+    def pointers(self) -> Numbers:
+        """Their addresses as native code reads them."""
+        return (ctypes.c_int64 * (2 * len(self)))(*(cache.data_ptr() for pair in self for cache in pair))
 
 
 def pack(weights: LlamaWeights, dtype: torch.dtype, quantization: Quantization | None) -> PackedLlama:
@@ -148,9 +158,8 @@ def llama_forward(
         0 if inputs is None else inputs.data_ptr(),
         0 if seconds is None else seconds.data_ptr(),
     )
-    k_cache = kv_caches[0][0]
-    caches = (ctypes.c_int64 * (2 * len(kv_caches)))(*(cache.data_ptr() for pair in kv_caches for cache in pair))
-    shape = _shape(model, k_cache)
+    caches = kv_caches if isinstance(kv_caches, LayerCaches) else LayerCaches(kv_caches)
+    shape = _shape(model, caches[0][0])
     failed = native.function("specdec_llama_forward", "pppppppppffi", "i")(
         shape,
         model.layer_numbers,
@@ -158,7 +167,7 @@ def llama_forward(
         *(table.data_ptr() for table in model.rotary),
         None if model.embedding is None else model.embedding.data_ptr(),
         model.head.data_ptr(),
-        caches,
+        caches.pointers,
         numbers,
         model.shape.eps,
         model.shape.scale,

@@ -4,7 +4,6 @@ Knows sources, flags, the cache of built libraries and how to call a symbol. It 
 each op's door decides when to call and falls back to its plain-PyTorch twin whenever `enabled()` is False.
 """
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -16,7 +15,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +31,19 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}  # DType in vec
 
 _FLAGS = ["-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
-_num_disabled = 0
 
 
 class BuildError(Exception):
     """The compiler is missing or refused the sources."""
 
 
+disabled = dispatch.twins_only
+_one_at_a_time = threading.Lock()
+
+
 def enabled() -> bool:
-    """Whether ops should call native code: it was built, and neither the environment nor a test has switched it off."""
-    return not _num_disabled and library() is not None
-
-
-@contextlib.contextmanager
-def disabled() -> Iterator[None]:
-    """Make every op use its twin inside the block."""
-    global _num_disabled
-    _num_disabled += 1
-    try:
-        yield
-    finally:
-        _num_disabled -= 1
+    """Whether ops should call native code: nothing has switched it off, and it was built, now if it must be."""
+    return dispatch.mode() == "auto" and library() is not None
 
 
 def has_tiles() -> bool:
@@ -86,14 +78,17 @@ def function(name: str, arguments: str, result: str | None = None) -> Callable[.
     return symbol
 
 
-@functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled kernels, building them if this machine has not yet.
+    """Return the compiled kernels, building them if this machine has not yet; who comes meanwhile waits.
 
-    None where that is impossible, or where SPECDEC_KERNELS asks for something else; decided once a process.
+    None where that is impossible; decided once a process.
     """
-    if dispatch.mode() != "auto":
-        return None
+    with _one_at_a_time:
+        return _library()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
     try:
         return _build_and_load(openmp=True)
     except (BuildError, OSError):

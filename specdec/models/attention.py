@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +61,7 @@ class StepContext:
             self.batch = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class LayerCache:
     """The paged keys and values of one attention module, and the step that runs.
 
@@ -71,6 +72,28 @@ class LayerCache:
     context: StepContext
     keys: Tensor
     values: Tensor
+
+    def __post_init__(self) -> None:
+        _layer_caches[self.keys.data_ptr()] = self
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Write this step's K and V, then attend.
+
+        query [T, H, D]   key [T, G, D]   value [T, G, Dv]   returns [T, H, Dv]
+        """
+        batch = self.context.batch
+        assert batch is not None, "the model ran outside a step"
+        write_kv(key, value, batch.slot_mapping, self.keys, self.values)
+        return paged_attention(
+            query, self.keys, self.values, batch.block_tables, batch.seq_lens, batch.cu_query_lens, scale, window,
+            softcap, sinks, lists=self.context.lists,
+        )  # fmt: skip
+
+
+_layer_caches: WeakValueDictionary[int, LayerCache] = WeakValueDictionary()  # by the address of their keys
 
 
 @dataclass(slots=True)
@@ -105,24 +128,21 @@ class AttentionProbe:
         self.settings.append({k: v for k, v in kwargs.items() if k in _HONOURED and v is not None})
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor,
-    block_tables: Tensor, seq_lens: Tensor, cu_query_lens: Tensor, scale: float, window: int | None,
-    softcap: float | None, sinks: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """Write this step's K and V, then attend.
-
-    query [T, H, D]   key [T, G, D]   value [T, G, Dv]   returns [T, H, Dv]
-    """
-    write_kv(key, value, slot_mapping, keys, values)
-    return paged_attention(query, keys, values, block_tables, seq_lens, cu_query_lens, scale, window, softcap, sinks)
+# Opaque to the compiler, which sees of a step only what its graphs compute: no lengths, no tables, and no cache but the
+# keys, by whose address the layer is found. It need not know that they are written: nothing compiled reads them.
+torch.library.define(
+    "specdec::attention",
+    "(Tensor query, Tensor key, Tensor value, Tensor keys, float scale, int? window, float? softcap, Tensor? sinks) "
+    "-> Tensor",
+)
 
 
-# Opaque to the compiler; eager code calls the kernels itself, which saves the dispatch and shares their work lists.
-_attend_op = torch.library.custom_op("specdec::attention", _attend, mutates_args=("keys", "values"))
+@torch.library.impl("specdec::attention", "CPU")
+def _attend(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, *how: Any) -> Tensor:
+    return _layer_caches[keys.data_ptr()].attend(query, key, value, *how)
 
 
-@_attend_op.register_fake
+@torch.library.register_fake("specdec::attention")  # type: ignore[untyped-decorator]
 def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
     return query.new_empty(query.shape[0], query.shape[1], value.shape[2])
 
@@ -145,19 +165,15 @@ def _attention(
         groups = query.shape[1] // value.shape[1]
         return value.repeat_interleave(groups, dim=1).transpose(1, 2), None
     assert isinstance(state, LayerCache), "the model ran outside its runner"
-    batch = state.context.batch
-    assert batch is not None, "the model ran outside a step"
     scale = kwargs.get("scaling")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     how = (
-        batch.block_tables, batch.seq_lens, batch.cu_query_lens,
         query.shape[-1] ** -0.5 if scale is None else float(scale), kwargs.get("sliding_window"),
         kwargs.get("softcap"), kwargs.get("s_aux"),
     )  # fmt: skip
     if torch.compiler.is_compiling():
-        return _attend_op(q, k, v, state.keys, state.values, batch.slot_mapping, *how)[None], None
-    write_kv(k, v, batch.slot_mapping, state.keys, state.values)
-    return paged_attention(q, state.keys, state.values, *how, lists=state.context.lists)[None], None
+        return torch.ops.specdec.attention(q, k, v, state.keys, *how)[None], None
+    return state.attend(q, k, v, *how)[None], None
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention)

@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specdec.kernels import dispatch
 from specdec.models.forward_batch import ForwardBatch
 
 logger = logging.getLogger("specdec")
@@ -39,8 +40,8 @@ class Capture(Protocol):
 
 
 def capture_for(device: torch.device) -> Capture | None:
-    """How to record on this device; None where nothing is recorded: on a CPU, or with SPECDEC_GRAPHS=off."""
-    if device.type != "cuda" or os.environ.get("SPECDEC_GRAPHS") == "off":
+    """How to record on this device; None where nothing is: on a CPU, with SPECDEC_GRAPHS=off, or with twins."""
+    if device.type != "cuda" or os.environ.get("SPECDEC_GRAPHS") == "off" or dispatch.mode() == "reference":
         return None
     return CudaCapture(device)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.kernels import native
-from specdec.kernels.linear import PackedLinear, Quantization, linear, pack, pack_groups
+from specdec.kernels.linear import PackedLinear, Quantization, kernel, linear, pack, pack_groups
 
 PACKABLE = (torch.float32, torch.bfloat16)
 
@@ -28,8 +28,27 @@ class PackedLinearModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
-        flat = x.reshape(-1, self.in_features)
-        return linear(flat, self.packed).view(*x.shape[:-1], self.out_features)
+        flat, packed = x.reshape(-1, self.in_features), self.packed
+        if torch.compiler.is_compiling():
+            assert packed.code is not None
+            y: Tensor = torch.ops.specdec.linear(flat, packed.data, packed.bias, packed.out_features, packed.code)
+        else:
+            y = linear(flat, packed)
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+# The kernel under a name that the compiler calls and does not look into.
+torch.library.define("specdec::linear", "(Tensor x, Tensor data, Tensor? bias, int out_features, int code) -> Tensor")
+
+
+@torch.library.impl("specdec::linear", "CPU")
+def _linear(x: Tensor, data: Tensor, bias: Tensor | None, out_features: int, code: int) -> Tensor:
+    return kernel.linear(x, data, code, bias, out_features)
+
+
+@torch.library.register_fake("specdec::linear")  # type: ignore[untyped-decorator]
+def _(x: Tensor, data: Tensor, bias: Tensor | None, out_features: int, code: int) -> Tensor:
+    return x.new_empty(x.shape[0], out_features)
 
 
 def pack_linears(model: nn.Module, dtype: torch.dtype, quantization: Quantization | None = None) -> int:

@@ -106,14 +106,14 @@ def _time(runner: ModelRunner, rows: int, width: int, context: int, end: float) 
 
 
 def _key(runner: ModelRunner, most_tokens: int) -> str:
-    """Names model, device, precision, kernels and threads: what the seconds depend on."""
+    """Names model, device, precision, kernels, threads and what is compiled: what the seconds depend on."""
     model = runner.model
     fast = model.fast
     packed = None if fast is None else [fast.head_code, sorted({kind for kind, _ in fast.held})]
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
     facts = [
         _VERSION, str(model.path), str(model.config), str(model.dtype), str(model.device), device or platform.machine(),
-        torch.get_num_threads(), packed, native.identity(), most_tokens, torch.__version__,
+        torch.get_num_threads(), packed, native.identity(), runner.is_compiled, most_tokens, torch.__version__,
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 

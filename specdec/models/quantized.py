@@ -34,7 +34,7 @@ def quantization_of(name: str, device: torch.device, dtype: torch.dtype) -> Quan
     problem = (
         f"device is {device}, and only CPU kernels read codes" if device.type != "cpu"
         else f"dtype is {dtype}, and kernels compute in float32 or bfloat16" if dtype not in PACKABLE
-        else "the CPU kernels are not built here (no C++ compiler)" if not native.enabled()
+        else "the CPU kernels are off (--compile off) or not built here (no C++ compiler)" if not native.enabled()
         else None
     )  # fmt: skip
     if problem is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.errors import InvalidRequestError
-from specdec.kernels.llama_forward import LlamaStep, PackedLlama, llama_forward
+from specdec.kernels.llama_forward import LayerCaches, LlamaStep, PackedLlama, llama_forward
 from specdec.kv_cache import KVCache
 from specdec.models.attention import LayerCache, StepContext
 from specdec.models.forward_batch import ForwardBatch, Segment
@@ -24,12 +24,14 @@ from specdec.models.streams import ResidualStreams
 class ModelRunner:
     """Runs forwards of one model.
 
-    features   [T, F] of the last forward, in the batch's token order, where `capture` asked for them; else None
+    features      [T, F] of the last forward, in the batch's token order, where `capture` asked for them; else None
+    is_compiled   torch.compile has been over the model's layers
     """
 
     def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
         self.model = model
         self.features: Tensor | None = None
+        self.is_compiled = False
         self._captured: tuple[int, ...] = ()
         self.cache = KVCache(model.attention.shapes, num_blocks, block_size, dtype=model.dtype, device=model.device)
         self._graph_capture = capture_for(model.device)
@@ -57,7 +59,9 @@ class ModelRunner:
         if model.fast is not None:
             return _native_forward(model.fast, self.cache, layer_ids)
         forward = _transformers_forward(model, self.cache, layer_ids)
-        return forward if self._graph_capture is None else self._recorded(forward, self._graph_capture).forward
+        if self._graph_capture is not None:
+            forward = self._recorded(forward, self._graph_capture).forward
+        return torch.inference_mode()(forward)
 
     def _recorded(self, forward: Compute, capture: Capture) -> GraphedForward:
         size = self.cache.block_size
@@ -67,14 +71,13 @@ class ModelRunner:
     def record_with(self, capture: Capture) -> GraphedForward:
         """Record steps and replay them from now on."""
         graphs = self._recorded(self._compute, capture)
-        self._compute = graphs.forward
+        self._compute = torch.inference_mode()(graphs.forward)
         return graphs
 
     def pack(self, segments: Sequence[Segment]) -> ForwardBatch:
         """Lay rows out for this model's device."""
         return ForwardBatch.pack(segments, self.cache.block_size, self.model.device)
 
-    @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Compute a ragged batch, write its K and V, score the chosen places.
 
@@ -107,7 +110,7 @@ def _transformers_forward(model: LoadedModel, cache: KVCache, layer_ids: tuple[i
 
 def _native_forward(fast: PackedLlama, cache: KVCache, layer_ids: tuple[int, ...]) -> Compute:
     """The same model in one native call a step."""
-    caches = list(zip(cache.keys, cache.values, strict=True))
+    caches = LayerCaches(zip(cache.keys, cache.values, strict=True))
 
     def compute(batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         step = LlamaStep(

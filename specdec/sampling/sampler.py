@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specdec.kernels.accept import accept, noise_of, sample, uses_triton
+from specdec.kernels.accept import accept, noise_of, sample, sample_host, uses_native, uses_triton
 from specdec.sampling.choice import Choice
 from specdec.sampling.filters import Limits, Shortlist, mask, shortlist
 from specdec.sampling.processors import edit
@@ -30,7 +30,6 @@ _STREAM_BITS = 48
 """Positions stay far below 2**48, so the noises of two streams never meet."""
 
 
-@torch.inference_mode()
 def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[bool]]:
     """Choose one token for every row of scores.
 
@@ -43,6 +42,15 @@ def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[b
     if not choices:
         return [], []
     assert logits.ndim == 2 and logits.shape[0] == len(choices)
+    if uses_native(logits) and not any(choice.is_edited or choice.is_filtered for choice in choices):
+        temperatures = [choice.request.params.temperature for choice in choices]
+        return sample_host(logits, *_streams(choices), temperatures)
+    return _choose_any(logits, choices)
+
+
+@torch.inference_mode()
+def _choose_any(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[bool]]:
+    """On any device, whatever the rows ask for."""
     plain = [i for i, choice in enumerate(choices) if not (choice.is_edited or choice.is_filtered)]
     if len(plain) == len(choices):
         return _read(*_sample(logits, choices))
@@ -60,21 +68,24 @@ def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[b
 
 def _read(token_ids: Tensor, is_finite: Tensor) -> tuple[list[int], list[bool]]:
     ids, finite = read(token_ids, is_finite)
-    return ids, [bool(flag) for flag in finite]
+    return ids, list(map(bool, finite))
+
+
+def can_judge_on_device(logits: Tensor, choices: Sequence[Choice]) -> bool:
+    """Say whether `judge_on_device` takes these rows."""
+    return uses_triton(logits) and bool(choices) and not any(c.is_edited or c.is_filtered for c in choices)
 
 
 @torch.inference_mode()
 def judge_on_device(
     logits: Tensor, choices: Sequence[Choice], drafts: Sequence[Sequence[int]]
-) -> tuple[list[tuple[int, ...]], list[bool]] | None:
-    """Choose and verify on the device: one pass over the scores, one transfer. None where that is not possible.
+) -> tuple[list[tuple[int, ...]], list[bool]]:
+    """Choose and verify on the device: one pass over the scores, one transfer.
 
     logits   [L, V]
     drafts   [B]      of every row; L = sum of len(drafts[b]) + 1
     returns  of every row: accepted drafts and the token behind them; whether its scores failed
     """
-    if not choices or not uses_triton(logits) or any(c.is_edited or c.is_filtered for c in choices):
-        return None
     device = logits.device
     first = [0, *accumulate(len(row) + 1 for row in drafts)]
     judged = accept(
@@ -149,8 +160,13 @@ def _temperatures(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
 
 def streams(choices: Sequence[Choice], device: torch.device) -> tuple[Tensor, Tensor]:
     """Seed and position of every row's noise, [R] each."""
-    seeds = to_device([c.request.noise_seed for c in choices], device, torch.int64)
-    return seeds, to_device([c.position + (c.stream << _STREAM_BITS) for c in choices], device, torch.int64)
+    both = to_device(_streams(choices), device, torch.int64)
+    return both[0], both[1]
+
+
+def _streams(choices: Sequence[Choice]) -> tuple[list[int], list[int]]:
+    seeds = [choice.request.noise_seed for choice in choices]
+    return seeds, [choice.position + (choice.stream << _STREAM_BITS) for choice in choices]
 
 
 def _choose_processed(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from specdec.logprobs import TokenLogprob
 from specdec.sampling.choice import Choice
 from specdec.sampling.logprobs import describe, describe_chosen
 from specdec.sampling.rejection import Case, judge
-from specdec.sampling.sampler import choose, judge_on_device
+from specdec.sampling.sampler import can_judge_on_device, choose, judge_on_device
 
 
 def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdict:
@@ -33,8 +33,8 @@ def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdic
         places.append(len(choices))
         choices += _choices(row)
     judged = _judged(batch, drafts, places)
-    verdicts = None if judged else _judged_on_device(batch, logits, choices)
-    if verdicts is not None:
+    if not judged and can_judge_on_device(logits, choices):
+        verdicts = _judged_on_device(batch, logits, choices)
         return Verdict(*verdicts, _logprobs(batch, logits, choices, verdicts[0], places), prompt_logprobs)
     chosen, is_finite = choose(logits, choices)
     kept = dict(zip(judged, judge(list(judged.values()), logits, choices, chosen), strict=True)) if judged else {}
@@ -49,11 +49,9 @@ def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdic
 
 def _judged_on_device(
     batch: Batch, logits: Tensor, choices: list[Choice]
-) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]] | None:
-    """What every row keeps and whether its scores failed, where the device can say both at once."""
+) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
+    """What every row keeps and whether its scores failed, said by the device at once."""
     found = judge_on_device(logits, choices, [row.draft_token_ids for row in batch if row.chooses])
-    if found is None:
-        return None
     rows = iter(zip(*found, strict=True))
     token_ids, failed = zip(*(next(rows) if row.chooses else ((), False) for row in batch), strict=True)
     return token_ids, failed

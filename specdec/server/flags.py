@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec.config import DTYPES, QUANTIZATIONS, EngineConfig, SpeculativeConfig
+from specdec.config import COMPILES, DTYPES, QUANTIZATIONS, EngineConfig, SpeculativeConfig
 from specdec.errors import InvalidRequestError
 from specdec.server.options import ServerOptions
 
@@ -22,7 +22,7 @@ PREFIX = "SPECDEC_"
 _ENGINE_FLAGS = (
     "dtype", "device", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory",
     "num_kv_blocks", "gpu_memory_utilization", "enable_prefix_caching", "seed",
-    "quantization", "num_threads",
+    "quantization", "num_threads", "compile",
 )  # fmt: skip
 _OPTION_FLAGS = (
     "max_body_bytes", "body_timeout_seconds", "max_waiting", "max_requests_per_key", "log_prompts",
@@ -77,6 +77,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--speculative-config", type=json.loads, default={}, metavar="JSON", help="fields of SpeculativeConfig")
     add("--dtype", choices=DTYPES, default="auto", help="precision of weights and cache")
     add("--quantization", choices=QUANTIZATIONS, default="none", help="bits of weights (and inputs: a8) on CPU")
+    add("--compile", choices=COMPILES, default="auto", help="off: PyTorch's own operations; max: torch.compile too")
     add("--num-threads", type=int, help="threads of the CPU kernels; default: one a core the process may use")
     add("--device", default="auto", help="where the models run")
     add("--max-model-len", type=int, help="most tokens of a request, prompt and output together")

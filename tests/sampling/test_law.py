@@ -98,6 +98,7 @@ def test_a_sampler_whose_noise_depends_on_the_draft_is_caught(monkeypatch: pytes
                 chosen[i] = honest(logits[i : i + 1], [again])[0][0]
         return chosen, is_finite
 
+    monkeypatch.setattr(sampler, "uses_native", lambda logits: False)  # where `_sample` is passed by
     monkeypatch.setattr(sampler, "_sample", lying)
     expected = outputs(TARGET.scores, PROMPT, {}, 3, stop_ids=[6])
     statistic, freedom = chi_square(draw({}, 3, PROPOSERS["bad"], 8192), expected)

@@ -214,7 +214,7 @@ def test_sigterm_lets_running_and_queued_requests_end(process: Any) -> None:
     started, address = process
 
     async def read(client: httpx.AsyncClient, first: asyncio.Semaphore) -> str:
-        body = {"prompt": "abc", "max_tokens": 150, "stream": True, "ignore_eos": True}
+        body = {"prompt": "abc", "max_tokens": 450, "stream": True, "ignore_eos": True}
         async with client.stream("POST", "/v1/completions", json=body) as answer:
             text = ""
             async for line in answer.aiter_lines():
