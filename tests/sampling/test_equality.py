@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specdec.errors import InvalidRequestError
 from specdec.request import Request
 from specdec.sampling import Choice, choose
-from specdec.sampling.filters import filter_rows
+from specdec.sampling.filters import Limits, keep
 from specdec.sampling.processors import edit
 from specdec.sampling_params import SamplingParams
 from specdec.vocabulary import bad_word_ids
@@ -163,7 +163,7 @@ def test_a_row_has_the_law_written_by_hand(
     edit(scores, [choice])
     if choice.is_filtered:
         p = request.params
-        scores = filter_rows(scores / p.temperature, [p.top_k], [p.top_p], [p.min_p or 0.0])
+        scores = keep(scores, Limits.of(scores, [(p.top_k, p.top_p, p.min_p or 0.0, p.temperature)])) / p.temperature
     elif request.params.is_greedy:
         assert choose(logits[None], [choice])[0][0] == expected.index(1.0)
         return
@@ -191,12 +191,11 @@ def test_a_row_of_a_large_vocabulary_does_not_depend_on_its_neighbours(dtype: to
         choices.append(Choice(Request(str(i), [1, 2, 3], own, noise_seed=i), 2, (7, 8)))
     together, _ = choose(logits, choices)
     assert together == [choose(logits[i : i + 1], [choice])[0][0] for i, choice in enumerate(choices)]
-    wide = logits.to(torch.promote_types(dtype, torch.float32))
-    ps = [0.9, 0.5, 0.99, 0.7, 1 - 1e-6, 0.95] * 4
-    both = filter_rows(wide, [0, 0, 900, 0, 0, 40] * 4, ps, [0, 0, 0, 0.02, 0, 0] * 4)
+    limits = [(0, 0.9, 0.0, 1.0), (0, 0.5, 0.0, 3.0), (900, 0.99, 0.0, 1.0), (0, 0.7, 0.02, 1.0), (0, 1 - 1e-6, 0.0, 0.7)]
+    limits = [*limits, (40, 0.95, 0.0, 1.0)] * 4
+    both = keep(logits, Limits.of(logits, limits))
     for i in range(24):
-        one = filter_rows(wide[i : i + 1], [[0, 0, 900, 0, 0, 40][i % 6]], [ps[i]], [[0, 0, 0, 0.02, 0, 0][i % 6]])
-        assert torch.equal(one[0], both[i])
+        assert torch.equal(keep(logits[i : i + 1], Limits.of(logits[i : i + 1], [limits[i]]))[0], both[i])
 
 
 def test_a_draft_with_a_smaller_vocabulary_reads_what_it_can_of_the_rules() -> None:
