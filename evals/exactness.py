@@ -93,9 +93,7 @@ def _is_chosen(name: str, options: argparse.Namespace) -> bool:
     return not options.cases or name.split(",")[0] in options.cases
 
 
-def _kept(
-    file: results.ResultFile, kind: str, headers: Sequence[str], rows: Iterator[list[str]]
-) -> list[list[str]]:
+def _kept(file: results.ResultFile, kind: str, headers: Sequence[str], rows: Iterator[list[str]]) -> list[list[str]]:
     """Write each line as it comes, so that an interrupt keeps what is known; then print them all."""
     made = []
     for row in rows:

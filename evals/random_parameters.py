@@ -9,7 +9,7 @@ reference is plain decoding, one request at a time. It measures no speed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -30,7 +30,8 @@ LENGTHS = (0, 1, 4, 8)
 TOGETHER = 16
 MOST_LOGPROB_DIFFERENCE = 1e-3
 HEADERS = (
-    "case", "outputs", "tokens", "forks", "largest gap", "logprobs off by", "other differences", "acceptance", "verdict",
+    "case", "outputs", "tokens", "forks", "largest gap", "logprobs off by", "other differences", "acceptance",
+    "verdict",
 )  # fmt: skip
 
 
@@ -90,14 +91,15 @@ class Work:
 
 def cases(draft: str, stranger: str, few_blocks: int, *, every_length: bool) -> list[Case]:
     """Plain in batches; a good draft, a bad one, one always right and one always wrong, each fixed and adaptive."""
+    kinds = (("good", draft, ""), ("bad", stranger, ""), ("right", "ngram", "right"), ("wrong", "ngram", "wrong"))
     drafting = [
         Case(f"{name}{', adaptive' if adaptive else ''}", own, adaptive, told)
-        for name, own, told in (("good", draft, ""), ("bad", stranger, ""), ("right", "ngram", "right"), ("wrong", "ngram", "wrong"))
+        for name, own, told in kinds
         for adaptive in (False, True)
     ]
     drafting.append(Case("good, few blocks", draft, num_kv_blocks=few_blocks))
     if every_length:
-        drafting = [Case(f"{c.name}, k={k}", c.draft, c.adaptive, c.told, c.num_kv_blocks, k) for c in drafting for k in LENGTHS[1:]]
+        drafting = [replace(case, name=f"{case.name}, k={k}", k=k) for case in drafting for k in LENGTHS[1:]]
     return [Case("plain", None), *drafting]
 
 
@@ -125,18 +127,22 @@ def prepare(plain: LLM, prompts: Sequence[list[int]], count: int, max_tokens: in
     sets = draw(strategy(pool, max_tokens), count, start, accepts)
     if len(sets) < count:
         raise ValueError(f"hypothesis drew {len(sets)} sets of {count} that the target accepts")
-    outputs = [plain.generate([p], SamplingParams(**own), progress=False)[0] for p, own in zip(asked, sets, strict=True)]
+    outputs = [
+        plain.generate([p], SamplingParams(**own), progress=False)[0] for p, own in zip(asked, sets, strict=True)
+    ]
     return Work(asked, sets, outputs)
 
 
 def _pool(plain: LLM, prompts: Sequence[list[int]], max_tokens: int) -> Pool:
     """Ids and words of what the model says to the prompts when nothing is asked for."""
     model = plain.engine.target.model
-    outputs = plain.generate(list(prompts), SamplingParams(temperature=0.7, seed=0, max_tokens=max_tokens), progress=False)
+    params = SamplingParams(temperature=0.7, seed=0, max_tokens=max_tokens)
+    outputs = plain.generate(list(prompts), params, progress=False)
     ids = {token_id for o in outputs for token_id in (*o.prompt_token_ids, *o.outputs[0].token_ids)}
     ids |= {*model.eos_token_ids, *range(8)}
     text = " ".join(o.outputs[0].text for o in outputs)
-    words = {*text.split(), *(" " + w for w in text.split()), *(text[i : i + 2] for i in range(0, len(text) - 2, 5)), "zq"}
+    whole = text.split()
+    words = {"zq", *whole, *(" " + word for word in whole), *(text[i : i + 2] for i in range(0, len(text) - 2, 5))}
     return Pool(tuple(sorted(i for i in ids if i < model.vocab_size)), tuple(sorted(w for w in words if w)))
 
 

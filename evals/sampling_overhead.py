@@ -77,7 +77,7 @@ SCHEMA = {
     "required": ["id", "name", "tags", "place"],
     "additionalProperties": False,
 }
-JSON_TEXT = '{"id": 4711, "name": "a chair of oak and its cushion", "tags": ["new", "sold"], "place": {"x": 1.5, "y": -20}}'
+JSON_TEXT = '{"id": 4711, "name": "a chair of oak and a cushion", "tags": ["new", "sold"], "place": {"x": 1, "y": -20}}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,4 +245,3 @@ def table(measured: Sequence[Measurement]) -> str:
 
     rows = [[m.case, f"{m.total:.1f}", f"{m.beyond:+.1f}", share(m, m.total), share(m, m.beyond)] for m in measured]
     return render(["parameter", "ms", "beyond plain", "of forward", "beyond, of forward"], rows)
-

@@ -191,7 +191,13 @@ def test_a_row_of_a_large_vocabulary_does_not_depend_on_its_neighbours(dtype: to
         choices.append(Choice(Request(str(i), [1, 2, 3], own, noise_seed=i), 2, (7, 8)))
     together, _ = choose(logits, choices)
     assert together == [choose(logits[i : i + 1], [choice])[0][0] for i, choice in enumerate(choices)]
-    limits = [(0, 0.9, 0.0, 1.0), (0, 0.5, 0.0, 3.0), (900, 0.99, 0.0, 1.0), (0, 0.7, 0.02, 1.0), (0, 1 - 1e-6, 0.0, 0.7)]
+    limits = [
+        (0, 0.9, 0.0, 1.0),
+        (0, 0.5, 0.0, 3.0),
+        (900, 0.99, 0.0, 1.0),
+        (0, 0.7, 0.02, 1.0),
+        (0, 1 - 1e-6, 0.0, 0.7),
+    ]
     limits = [*limits, (40, 0.95, 0.0, 1.0)] * 4
     both = keep(logits, Limits.of(logits, limits))
     for i in range(24):
