@@ -386,5 +386,5 @@ def test_a_schema_nested_too_deeply_is_refused() -> None:
     deep: dict[str, Any] = {}
     for _ in range(3000):
         deep = {"items": deep}
-    with pytest.raises(InvalidRequestError, match="nested"):
+    with pytest.raises(InvalidRequestError, match="cannot be shown"):
         StructuredOutputsParams(json=deep)
