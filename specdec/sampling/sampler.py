@@ -67,12 +67,13 @@ def _read(token_ids: Tensor, is_finite: Tensor) -> tuple[list[int], list[bool]]:
 @torch.inference_mode()
 def judge_on_device(
     logits: Tensor, choices: Sequence[Choice], drafts: Sequence[Sequence[int]]
-) -> tuple[list[tuple[int, ...]], list[bool]] | None:
+) -> list[tuple[int, ...]] | None:
     """Choose and verify on the device: one pass over the scores, one transfer. None where that is not possible.
 
     logits   [L, V]
     drafts   [B]      of every row; L = sum of len(drafts[b]) + 1
-    returns  of every row: accepted drafts and the token behind them; whether its scores failed
+    returns  of every row: accepted drafts and the token behind them; None too where any row's scores failed, for
+             then what came before them has to be looked up
     """
     if not choices or not uses_triton(logits) or any(c.is_edited or c.is_filtered for c in choices):
         return None
@@ -86,8 +87,9 @@ def judge_on_device(
         to_device(first, device, torch.int32),
     )
     token_ids, num_accepted, finite = read(judged.token_ids, judged.num_accepted, judged.is_finite)
-    kept = [tuple(token_ids[i : i + num + 1]) for i, num in zip(first, num_accepted, strict=False)]
-    return kept, [not flag for flag in finite]
+    if not all(finite):
+        return None
+    return [tuple(token_ids[i : i + num + 1]) for i, num in zip(first, num_accepted, strict=False)]
 
 
 def process(logits: Tensor, choices: Sequence[Choice]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -86,6 +87,33 @@ def test_eight_requests_in_one_batch_equal_their_runs_alone(k: int) -> None:
         for prompt, own in zip(prompts, params, strict=True)
     ]
     assert together == alone == _run(0, None, params)
+
+
+@pytest.mark.parametrize("tells_laws", [False, True])
+def test_a_request_that_comes_to_a_dead_end_keeps_what_it_said_before(tells_laws: bool) -> None:
+    """Behind three tokens every allowed one is a bad word; inside an accepted run that is the same end."""
+    words = ["".join(word) for word in itertools.product("12", repeat=4)]
+    own: dict[str, Any] = {"allowed_token_ids": [1, 2], "bad_words": words, "temperature": 0, "logprobs": 1}
+    own |= {"max_tokens": 9, "ignore_eos": True, "frequency_penalty": 2.0}
+
+    def end(k: int, **more: Any) -> tuple[Any, ...]:
+        engine = table_engine(TARGET, k, TARGET, tells_laws=tells_laws)
+        request = engine.make_request("r", PROMPTS[0], SamplingParams(**{**own, **more}))
+        engine.add(request)
+        while engine.has_work:
+            engine.step()
+        engine.scheduler.check_integrity()
+        assert request.stats.num_emitted == len(request.logprobs) == request.num_output_tokens
+        assert request.stats.num_accepted_tokens <= request.stats.num_draft_tokens
+        return request.output_token_ids, request.finish_reason, request.error
+
+    plain = end(0)
+    assert len(plain[0]) == 3 and plain[1].value == "error"
+    assert plain[2] is not None and "bad_words and min_tokens rule out all of allowed_token_ids" in plain[2]
+    assert [end(k) for k in (1, 2, 4, 8)] == [plain] * 4
+    assert plain[0][1] != plain[0][0]
+    stopped = [end(k, stop_token_ids=[plain[0][1]]) for k in (0, 1, 2, 4, 8)]  # before the dead end: no error then
+    assert [(ids, reason.value, error) for ids, reason, error in stopped] == [(plain[0][:2], "stop", None)] * 5
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
