@@ -25,7 +25,9 @@ def _check_range(name: str, value: Any, low: float, high: float) -> None:
 
 def _check_choice(name: str, value: Any, choices: tuple[object, ...]) -> None:
     if type(value) is not type(choices[0]) or value not in choices:
-        raise InvalidRequestError(f"{name} is {shown(value)}; it must be one of {', '.join(map(str, choices))}", param=name)
+        raise InvalidRequestError(
+            f"{name} is {shown(value)}; it must be one of {', '.join(map(str, choices))}", param=name
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,9 @@ class ModelConfig:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("quantization", self.quantization, QUANTIZATIONS)
         if not isinstance(self.device, str):
-            raise InvalidRequestError(f"device is {shown(self.device)}; it must be a name such as 'cpu'", param="device")
+            raise InvalidRequestError(
+                f"device is {shown(self.device)}; it must be a name such as 'cpu'", param="device"
+            )
         if self.max_model_len is not None:
             _check_range("max_model_len", self.max_model_len, 2, 2**24)
 
@@ -146,7 +150,9 @@ class SpeculativeConfig:
                 param="acceptance",
             )
         if self.draft is not None and (not isinstance(self.draft, str) or not self.draft):
-            raise InvalidRequestError(f"draft is {shown(self.draft)}; it must name a model or a directory", param="draft")
+            raise InvalidRequestError(
+                f"draft is {shown(self.draft)}; it must name a model or a directory", param="draft"
+            )
         if self.trace is not None and not self.adaptive:
             raise InvalidRequestError("trace is given; it writes what the adaptive controller decides", param="trace")
         _check_choice("forced_tokens", self.forced_tokens, (True, False))

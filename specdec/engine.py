@@ -132,7 +132,8 @@ class Engine:
         for token_id in token_ids:
             if type(token_id) is not int or not 0 <= token_id < vocab_size:
                 raise InvalidRequestError(
-                    f"prompt holds {shown(token_id)}; token ids must be integers from 0 to {vocab_size - 1}", param="prompt"
+                    f"prompt holds {shown(token_id)}; token ids must be integers from 0 to {vocab_size - 1}",
+                    param="prompt",
                 )
         if not token_ids:
             raise InvalidRequestError("prompt is empty; it must hold at least one token", param="prompt")

@@ -72,7 +72,9 @@ class Tokenizer:
             raise InvalidRequestError(f"messages holds {shown(messages)}; a conversation is a list", param="messages")
         for message in messages:
             if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-                raise InvalidRequestError(f"messages holds {shown(message)}; it needs role and content", param="messages")
+                raise InvalidRequestError(
+                    f"messages holds {shown(message)}; it needs role and content", param="messages"
+                )
         try:
             text: str = self.inner.apply_chat_template(
                 list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True

@@ -55,7 +55,9 @@ def bad_word_ids(words: Sequence[str], tokenizer: Any, vocab_size: int) -> tuple
         bare = tuple(encode(word.lstrip(), add_special_tokens=False))
         spaced = tuple(encode(" " + word.lstrip(), add_special_tokens=False))
         if not bare or not spaced:
-            raise InvalidRequestError(f"bad_words holds {shown(word)}; it has no tokens in this model", param="bad_words")
+            raise InvalidRequestError(
+                f"bad_words holds {shown(word)}; it has no tokens in this model", param="bad_words"
+            )
         _check_known("bad_words", (*bare, *spaced), vocab_size)
         found[bare] = None
         if spaced[-len(bare) :] != bare:
