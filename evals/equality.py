@@ -80,23 +80,24 @@ class Judge:
     def _fork(self, index: int, job: Job, position: int, reference: Sequence[int], other: Sequence[int]) -> Fork:
         if position >= min(len(reference), len(other)):
             return Fork(index, position, None, 0.0)
-        scores, largest = self._scores(job, position, [*job.token_ids, *reference[:position]])
+        logits = self.logits([*job.token_ids, *reference[:position]])
+        seed = torch.tensor([derive_seed(job.seed, 0)])
+        temperature = torch.tensor([job.temperature], dtype=logits.dtype)
+        scores = perturbed(logits[None], seed, torch.tensor([position]), temperature)[0]
         worst = min(float(scores[reference[position]]), float(scores[other[position]]))
-        return Fork(index, position, float(scores.max()) - worst, self._tolerance(largest, job.temperature))
+        tolerance = self.tolerance(float(logits.abs().max()), job.temperature)
+        return Fork(index, position, float(scores.max()) - worst, tolerance)
 
     @torch.inference_mode()
-    def _scores(self, job: Job, position: int, token_ids: list[int]) -> tuple[torch.Tensor, float]:
-        """The scores that decide this position (noise added when sampling), and the largest logit."""
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """The reference model's scores behind these tokens, [V]."""
         if self._model is None:
             dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
             self._model = AutoModelForCausalLM.from_pretrained(str(self.model_path), dtype=dtype).eval()
-        logits = self._model(torch.tensor([token_ids]), logits_to_keep=1).logits[0]
-        seed = torch.tensor([derive_seed(job.seed, 0)])
-        temperature = torch.tensor([job.temperature], dtype=logits.dtype)
-        scores = perturbed(logits, seed, torch.tensor([position]), temperature)[0]
-        return scores, float(logits.abs().max())
+        logits: torch.Tensor = self._model(torch.tensor([token_ids]), logits_to_keep=1).logits[0, 0]
+        return logits
 
-    def _tolerance(self, largest: float, temperature: float) -> float:
+    def tolerance(self, largest: float, temperature: float) -> float:
         """float64: none. float32: 2e-4. Below: two steps of the dtype at the largest logit, over the temperature."""
         if self.dtype == torch.float64:
             return 0.0

@@ -1,6 +1,7 @@
 """Exactness: the same tokens as transformers and as plain decoding, whatever speculates; with a verdict.
 
-    python -m evals.exactness --num-prompts 8
+    python -m evals.exactness --draft ID
+    python -m evals.exactness --draft ID --random-parameters 200
 
 It knows references, cases and the floating-point rule. It does not measure speed.
 """
@@ -19,7 +20,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evals import results, table, workloads
+from evals import random_parameters, results, table, workloads
 from evals.equality import Fork, Judge, is_equal
 from evals.flags import words
 from evals.load import Job
@@ -54,11 +55,13 @@ class Case:
         )  # fmt: skip
 
 
-def cases(target: str, stranger: str) -> list[Case]:
-    """Plain, n-gram, self-draft and a draft that knows nothing; alone and together; two block sizes."""
+def cases(target: str, draft: str, stranger: str) -> list[Case]:
+    """Plain, the draft, n-gram, self-draft and a draft that knows nothing; alone and together; two block sizes."""
     return [
         Case("plain, alone", None, None, 1, 16),
         Case("plain, 16 together", None, None, 16, 16),
+        Case("draft k=4, 16 together", draft, 4, 16, 16),
+        Case("draft k=4, alone", draft, 4, 1, 16),
         Case("ngram k=4, 16 together", "ngram", 4, 16, 16),
         Case("ngram k=8, 16 together, blocks of 64", "ngram", 8, 16, 64),
         Case("ngram k=4, alone", "ngram", 4, 1, 64),
@@ -75,19 +78,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     target = str(resolve(options.target))
     with tempfile.TemporaryDirectory() as scratch:
         stranger = _stranger(target, Path(scratch))
-        chosen = [c for c in cases(target, stranger) if not options.cases or c.name.split(",")[0] in options.cases]
-        rows = []
-        for row in _run(options, target, chosen):
-            rows.append(row)
-            file.write("exactness.case", dict(zip(HEADERS, row, strict=True)))  # an interrupt keeps what is known
-    print(table.render(HEADERS, rows))
+        if options.random_parameters:
+            return _random_parameters(options, target, stranger, file)
+        chosen = [c for c in cases(target, options.draft, stranger) if _is_chosen(c.name, options)]
+        rows = _kept(file, "exactness.case", HEADERS, _run(options, target, chosen))
     prompt = (workloads.load_file(options.prompts) if options.prompts else _named(options.workloads))[0]
     spans = self_acceptance(target, options.dtype, prompt)
     file.write("exactness.self_acceptance", {"per_50_tokens": spans})
     print(f"self-draft acceptance per {SPAN} tokens: " + " ".join(f"{rate:.3f}" for rate in spans))
+    return _verdict(rows)
+
+
+def _is_chosen(name: str, options: argparse.Namespace) -> bool:
+    return not options.cases or name.split(",")[0] in options.cases
+
+
+def _kept(file: results.ResultFile, kind: str, headers: Sequence[str], rows: Iterator[list[str]]) -> list[list[str]]:
+    """Write each line as it comes, so that an interrupt keeps what is known; then print them all."""
+    made = []
+    for row in rows:
+        made.append(row)
+        file.write(kind, dict(zip(headers, row, strict=True)))
+    print(table.render(headers, made))
+    return made
+
+
+def _verdict(rows: Sequence[list[str]]) -> int:
     failed = [r for r in rows if r[-1] != "equal"]
     print(f"{'NOT EXACT' if failed else 'EXACT'}: {len(rows) - len(failed)} of {len(rows)} cases are equal by the rule")
     return int(bool(failed))
+
+
+def _random_parameters(options: argparse.Namespace, target: str, stranger: str, file: results.ResultFile) -> int:
+    """Requests that each ask for something else, instead of prompts that ask for nothing."""
+    plain = random_parameters.build(target, None, options.dtype, enable_prefix_caching=False)
+    prompts = [list(job.token_ids) for job in _jobs(options, plain)]
+    longest = max(map(len, prompts))
+    work = random_parameters.prepare(plain, prompts, options.random_parameters, options.max_tokens, options.seed)
+    few = 4 * -(-(longest + options.max_tokens + 9) // 4)  # four requests of sixteen, in blocks of 4
+    every = random_parameters.cases(options.draft, stranger, few, every_length=options.every_length)
+    chosen = [case for case in every if _is_chosen(case.name, options)]
+    judge = Judge(Path(target), options.dtype)
+    lines = random_parameters.run(work, plain, judge, tqdm(chosen, desc="cases"), options.dtype)
+    headers = random_parameters.HEADERS
+    rows = _kept(file, "exactness.random_parameters", headers, lines)
+    print(f"{len(work.sets)} parameter sets in {options.dtype}; the reference is plain decoding, one request at a time")
+    return _verdict(rows)
 
 
 def _run(options: argparse.Namespace, target: str, chosen: list[Case]) -> Iterator[list[str]]:
@@ -185,12 +221,16 @@ def _stranger(target: str, folder: Path) -> str:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m evals.exactness", description=__doc__)
     parser.add_argument("--target", default="smollm2-135m", help="model to try (default: %(default)s)")
+    parser.add_argument("--draft", default="auto", help="what drafts, as in LLM(draft=...) (default: %(default)s)")
     parser.add_argument("--dtype", default="float32", help="precision of the engine (default: %(default)s)")
     parser.add_argument("--workloads", default="chat,code,math", help="named prompt sets (default: %(default)s)")
     parser.add_argument("--prompts", type=Path, help="a file of prompts instead")
     parser.add_argument("--num-prompts", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.8, help="of the sampled half (default: %(default)s)")
+    parser.add_argument("--random-parameters", type=int, default=0, metavar="N", help="try N random parameter sets")
+    parser.add_argument("--every-length", action="store_true", help="of them: each set with each draft length")
+    parser.add_argument("--seed", type=int, default=0, help="of the random parameter sets (default: %(default)s)")
     parser.add_argument("--cases", type=words, default=[], help="only cases that begin so, as in 'plain,ngram k=4'")
     parser.add_argument("--out", type=Path, help="a file of JSON lines to append to (default: under results/)")
     return parser.parse_args(argv)

@@ -1,6 +1,7 @@
 """Overhead: what a step costs on the host when the model costs nothing.
 
     python -m evals.overhead --rows 1,64,256
+    python -m evals.overhead --sampling         what each sampling parameter costs, see `sampling_overhead`
 
 The target is a double that returns canned scores over a small vocabulary, so that planning, packing,
 sampling, committing and n-gram lookup are all there is to time. It says nothing of any model's speed.
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from evals import results
+from evals import results, sampling_overhead
 from evals.flags import numbers, words
 from evals.stages import STAGES, WatchedEngine
 from evals.table import render
@@ -205,6 +206,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m evals.overhead", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
+    add("--sampling", action="store_true", help="time sampling parameters instead; the other flags are then its own")
     add("--rows", type=numbers, default=[1, 64, 256])
     add("--k", type=numbers, default=[0, 4], help="draft lengths; 0 is plain decoding")
     add("--steps", type=int, default=300)
@@ -217,6 +219,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     """Measure, print, save; 1 where a budget was given and missed."""
+    if "--sampling" in argv:
+        return sampling_overhead.main([word for word in argv if word != "--sampling"])
     args = parse(argv)
     budgets = {int(rows): float(most) for rows, most in (word.split("=") for word in args.budget)}
     path = args.out or results.default_path("evals.overhead")

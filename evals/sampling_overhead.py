@@ -1,10 +1,11 @@
 """Sampling overhead: what each parameter costs where the target's scores become tokens.
 
-    python -m evals.sampling_overhead --target smollm2-135m
+    python -m evals.overhead --sampling
 
 It times the judging of 64 rows of 5 positions over a vocabulary of 49,152 on made-up scores, for one
 parameter at a time, and sets the time beyond the plain case against a forward of a real target that
-yields as many rows. It says nothing of what a parameter does to the text or to acceptance.
+yields as many rows: where any parameter but structured output takes 15 % of it or more, the command says so
+and fails. It says nothing of what a parameter does to the text or to acceptance.
 """
 
 from __future__ import annotations
@@ -61,6 +62,22 @@ CASES: dict[str, dict[str, Any]] = {
     "logprobs=20": {"logprobs": 20},
 }
 PLAIN = "temperature"
+STRUCTURED = "json schema"
+MOST_SHARE = 0.15
+"""Of a forward that yields as many rows, what any plain parameter may take beyond sampling itself."""
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "name": {"type": "string"},
+        "tags": {"type": "array", "items": {"enum": ["new", "old", "sold"]}},
+        "place": {"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "number"}}},
+    },
+    "required": ["id", "name", "tags", "place"],
+    "additionalProperties": False,
+}
+JSON_TEXT = '{"id": 4711, "name": "a chair of oak and a cushion", "tags": ["new", "sold"], "place": {"x": 1, "y": -20}}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +123,22 @@ def make_batch(rows: int, positions: int, vocab_size: int, params: dict[str, Any
     return Batch(tuple(made))
 
 
+def make_structured_batch(target: LLM, rows: int, positions: int) -> Batch:
+    """Rows at every place of a JSON text, with the tokens behind it as drafts; nothing of their masks is known yet."""
+    assert target.tokenizer is not None
+    tokens = target.tokenizer.encode(JSON_TEXT, add_special_tokens=False)
+    params = SamplingParams(structured_outputs={"json": SCHEMA}, max_tokens=None, seed=0)
+    made = []
+    for index in range(rows):
+        place = index % (len(tokens) - positions)
+        request = target.engine.make_request(f"row-{index}", [1] * NUM_PROMPT_TOKENS, params)
+        request.extend(tokens[:place])
+        assert not request.error
+        drafts = tuple(tokens[place : place + positions - 1])
+        made.append(Row(request, request.num_tokens - 1, 1, len(drafts), drafts))
+    return Batch(tuple(made))
+
+
 def made_up_scores(rows: int, vocab_size: int, dtype: torch.dtype) -> torch.Tensor:
     """Scores with a head and a tail like a language model's: a normal body under a few hundred tokens of Zipf's law."""
     generator = torch.Generator().manual_seed(1)
@@ -115,9 +148,8 @@ def made_up_scores(rows: int, vocab_size: int, dtype: torch.dtype) -> torch.Tens
     return scores.to(dtype)
 
 
-def forward_ms(target: str, dtype: str, rows: int, positions: int, times: int) -> float:
+def forward_ms(made: LLM, rows: int, positions: int, times: int) -> float:
     """A forward of the real target that scores as many rows, behind prompts of the same length."""
-    made = LLM(target, None, dtype=dtype, max_num_batched_tokens=max(512, rows * positions), max_num_seqs=rows)
     runner = made.engine.target
     length = NUM_PROMPT_TOKENS + NUM_OUTPUT_TOKENS
     per_row = -(-(length + positions) // runner.cache.block_size)
@@ -128,19 +160,27 @@ def forward_ms(target: str, dtype: str, rows: int, positions: int, times: int) -
 
 
 def measure(args: argparse.Namespace) -> list[Measurement]:
-    """Every case on the same scores."""
-    dtype = getattr(torch, args.dtype)
-    forward = forward_ms(args.target, args.dtype, args.rows, args.positions, args.times) if args.target else None
-    scores = made_up_scores(args.rows * args.positions, args.vocab_size, dtype)
+    """Every case on the same scores; structured output and the forward only where a target is named."""
+    rows, positions = args.rows, args.positions
+    made = None
+    if args.target != "none":
+        budget = max(512, rows * positions)
+        made = LLM(args.target, None, dtype=args.dtype, max_num_batched_tokens=budget, max_num_seqs=rows)
+    forward = None if made is None else forward_ms(made, rows, positions, args.times)
+    scores = made_up_scores(rows * positions, args.vocab_size, getattr(torch, args.dtype))
     totals: dict[str, float] = {}
     for case in tqdm(CASES, unit="case", disable=None):
-        batch = make_batch(args.rows, args.positions, args.vocab_size, CASES[case])
+        batch = make_batch(rows, positions, args.vocab_size, CASES[case])
         totals[case] = median_ms(lambda batch=batch: verify(batch, scores), args.times)  # type: ignore[misc]
+    if made is not None:
+        scores = made_up_scores(rows * positions, made.engine.target.model.vocab_size, getattr(torch, args.dtype))
+        fresh = iter([make_structured_batch(made, rows, positions) for _ in range(args.times + 2)])
+        totals[STRUCTURED] = median_ms(lambda: verify(next(fresh), scores), args.times)
     return [
         Measurement(
             case=case,
-            rows=args.rows,
-            positions=args.positions,
+            rows=rows,
+            positions=positions,
             vocab_size=args.vocab_size,
             dtype=args.dtype,
             total=total,
@@ -154,7 +194,7 @@ def measure(args: argparse.Namespace) -> list[Measurement]:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m evals.sampling_overhead", description=(__doc__ or "").split("\n")[0]
+        prog="python -m evals.overhead --sampling", description=(__doc__ or "").split("\n")[0]
     )
     add = parser.add_argument
     add("--rows", type=int, default=64)
@@ -162,7 +202,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--vocab-size", type=int, default=49_152)
     add("--dtype", default="bfloat16")
     add("--times", type=int, default=7)
-    add("--target", help="time its forward as well; default: no forward")
+    add("--target", default="smollm2-135m", help="whose forward is timed; none: no forward (default: %(default)s)")
     add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     return parser.parse_args(argv)
 
@@ -170,8 +210,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Measure, print, save."""
     args = parse(argv)
-    path = args.out or results.default_path("evals.sampling_overhead")
-    file = results.ResultFile(path, results.describe("evals.sampling_overhead", argv, 0))
+    path = args.out or results.default_path("evals.overhead")
+    file = results.ResultFile(path, results.describe("evals.overhead", ["--sampling", *argv], 0))
     measured = measure(args)
     for one in measured:
         file.write(KIND, {name: getattr(one, name) for name in Measurement.__slots__})
@@ -183,7 +223,18 @@ def main(argv: Sequence[str]) -> int:
         + ("not measured" if forward is None else f"{forward:.1f} ms")
         + f". {path}"
     )
-    return 0
+    late = too_dear(measured)
+    for one in late:
+        print(f"{one.case}: {one.beyond:.1f} ms is {MOST_SHARE:.0%} of the forward or more", file=sys.stderr)
+    if forward is not None and not late:
+        print(f"every plain parameter takes less than {MOST_SHARE:.0%} of the forward")
+    return int(bool(late))
+
+
+def too_dear(measured: Sequence[Measurement]) -> list[Measurement]:
+    """Plain parameters that take more of a forward than they may."""
+    plain = [m for m in measured if m.case != STRUCTURED and m.forward is not None]
+    return [m for m in plain if m.forward is not None and m.beyond >= MOST_SHARE * m.forward]
 
 
 def table(measured: Sequence[Measurement]) -> str:
@@ -194,7 +245,3 @@ def table(measured: Sequence[Measurement]) -> str:
 
     rows = [[m.case, f"{m.total:.1f}", f"{m.beyond:+.1f}", share(m, m.total), share(m, m.beyond)] for m in measured]
     return render(["parameter", "ms", "beyond plain", "of forward", "beyond, of forward"], rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

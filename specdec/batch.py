@@ -174,7 +174,7 @@ class Verdict:
     """What the target says of a batch; one entry a row.
 
     token_ids         accepted drafts and the target's own token behind them; empty for a prompt chunk
-    failed            True where the row's logits were not finite
+    failed            True where no token could be chosen behind token_ids, which then are accepted drafts only
     logprobs          one value a token, or none where not asked for
     prompt_logprobs   of the prompt tokens this step judged, in order
     """
@@ -194,7 +194,7 @@ class Verdict:
 
     def num_accepted(self, index: int) -> int:
         """Drafts of row `index` the target agreed to."""
-        return max(len(self.token_ids[index]) - 1, 0)
+        return max(len(self.token_ids[index]) - (not self.failed[index]), 0)
 
 
 @dataclass(frozen=True, slots=True)

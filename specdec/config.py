@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from specdec.errors import InvalidRequestError
+from specdec.errors import InvalidRequestError, shown
 
 Method = Literal["auto", "none", "ngram", "suffix", "draft_model", "eagle", "hybrid"]
 METHODS: tuple[str, ...] = ("auto", "none", "ngram", "suffix", "draft_model", "eagle", "hybrid")
@@ -21,12 +21,14 @@ MAX_SPECULATIVE_TOKENS = 64
 
 def _check_range(name: str, value: Any, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequestError(f"{name} is {value!r}; it must be an integer from {low} to {high}", param=name)
+        raise InvalidRequestError(f"{name} is {shown(value)}; it must be an integer from {low} to {high}", param=name)
 
 
 def _check_choice(name: str, value: Any, choices: tuple[object, ...]) -> None:
     if type(value) is not type(choices[0]) or value not in choices:
-        raise InvalidRequestError(f"{name} is {value!r}; it must be one of {', '.join(map(str, choices))}", param=name)
+        raise InvalidRequestError(
+            f"{name} is {shown(value)}; it must be one of {', '.join(map(str, choices))}", param=name
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +49,13 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
-            raise InvalidRequestError(f"model is {self.model!r}; it must name a model", param="model")
+            raise InvalidRequestError(f"model is {shown(self.model)}; it must name a model", param="model")
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("quantization", self.quantization, QUANTIZATIONS)
         if not isinstance(self.device, str):
-            raise InvalidRequestError(f"device is {self.device!r}; it must be a name such as 'cpu'", param="device")
+            raise InvalidRequestError(
+                f"device is {shown(self.device)}; it must be a name such as 'cpu'", param="device"
+            )
         if self.max_model_len is not None:
             _check_range("max_model_len", self.max_model_len, 2, 2**24)
 
@@ -79,7 +83,7 @@ class CacheConfig:
         _check_choice("enable_prefix_caching", self.enable_prefix_caching, (True, False))
         if type(self.gpu_memory_utilization) not in (int, float) or not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidRequestError(
-                f"gpu_memory_utilization is {self.gpu_memory_utilization!r}; it must be above 0 and at most 1",
+                f"gpu_memory_utilization is {shown(self.gpu_memory_utilization)}; it must be above 0 and at most 1",
                 param="gpu_memory_utilization",
             )
 
@@ -147,16 +151,18 @@ class SpeculativeConfig:
                 param="acceptance",
             )
         if self.draft is not None and (not isinstance(self.draft, str) or not self.draft):
-            raise InvalidRequestError(f"draft is {self.draft!r}; it must name a model or a directory", param="draft")
+            raise InvalidRequestError(
+                f"draft is {shown(self.draft)}; it must name a model or a directory", param="draft"
+            )
         if self.trace is not None and not self.adaptive:
             raise InvalidRequestError("trace is given; it writes what the adaptive controller decides", param="trace")
         _check_choice("forced_tokens", self.forced_tokens, (True, False))
         _check_choice("adaptive", self.adaptive, (True, False))
         if self.trace is not None and (not isinstance(self.trace, str) or not self.trace):
-            raise InvalidRequestError(f"trace is {self.trace!r}; it must be a path", param="trace")
+            raise InvalidRequestError(f"trace is {shown(self.trace)}; it must be a path", param="trace")
         if type(self.profile_seconds) not in (int, float) or not 0 <= self.profile_seconds <= 60:
             raise InvalidRequestError(
-                f"profile_seconds is {self.profile_seconds!r}; it must be from 0 (no profile) to 60",
+                f"profile_seconds is {shown(self.profile_seconds)}; it must be from 0 (no profile) to 60",
                 param="profile_seconds",
             )
         if self.num_speculative_tokens is not None:

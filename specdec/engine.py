@@ -14,7 +14,7 @@ from time import perf_counter
 
 from specdec.batch import Plan, StepSeconds
 from specdec.controller import Controller
-from specdec.errors import ContextLengthError, EngineDeadError, InvalidRequestError
+from specdec.errors import ContextLengthError, EngineDeadError, InvalidRequestError, shown
 from specdec.models.forward_batch import Segment
 from specdec.models.runner import ModelRunner
 from specdec.proposers.base import Proposer
@@ -137,7 +137,8 @@ class Engine:
         for token_id in token_ids:
             if type(token_id) is not int or not 0 <= token_id < vocab_size:
                 raise InvalidRequestError(
-                    f"prompt holds {token_id!r}; token ids must be integers from 0 to {vocab_size - 1}", param="prompt"
+                    f"prompt holds {shown(token_id)}; token ids must be integers from 0 to {vocab_size - 1}",
+                    param="prompt",
                 )
         if not token_ids:
             raise InvalidRequestError("prompt is empty; it must hold at least one token", param="prompt")

@@ -18,6 +18,24 @@ class SpecdecError(Exception):
     """The root of all errors raised on purpose."""
 
 
+MAX_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it: whole where it is short, and never an error of its own.
+
+    >>> shown("a" * 200)[-6:], len(shown("a" * 200)), shown(1.5)
+    ('aaa...', 80, '1.5')
+    >>> shown(10**5000)
+    'a value of type int that cannot be shown'
+    """
+    try:
+        text = repr(value)
+    except Exception:  # nested too deeply, too many digits, or a type whose own repr fails
+        return f"a value of type {type(value).__name__} that cannot be shown"
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
 class InvalidRequestError(SpecdecError, ValueError):
     """A value at the door is wrong; the message names the parameter, the value and the limit.
 

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from specdec.assembly import build, resolve_draft
 from specdec.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from specdec.engine import Engine, link_choices
-from specdec.errors import InvalidRequestError
+from specdec.errors import InvalidRequestError, shown
 from specdec.interrupts import between_steps
 from specdec.models.loader import pick_device
 from specdec.outputs import CompletionOutput, RequestOutput
@@ -102,7 +102,7 @@ def _speculative_config(value: SpeculativeConfig | Mapping[str, Any] | None) -> 
     if isinstance(value, Mapping):
         return SpeculativeConfig.from_dict(dict(value))
     raise InvalidRequestError(
-        f"speculative is {value!r}; it must be a SpeculativeConfig or its fields as a dict", param="speculative"
+        f"speculative is {shown(value)}; it must be a SpeculativeConfig or its fields as a dict", param="speculative"
     )
 
 
@@ -176,7 +176,7 @@ class LLM:
         A message is {"role": ..., "content": ...}.
         """
         if not isinstance(messages, (list, tuple)) or not messages:
-            raise InvalidRequestError(f"messages is {messages!r}; it must be a list of messages", param="messages")
+            raise InvalidRequestError(f"messages is {shown(messages)}; it must be a list of messages", param="messages")
         conversations = [messages] if messages and isinstance(messages[0], dict) else list(messages)
         if self.tokenizer is None:
             raise InvalidRequestError("the target has no tokenizer; generate() takes token ids", param="messages")
@@ -287,7 +287,7 @@ def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: 
         return [params or SamplingParams()] * count
     if not isinstance(params, (list, tuple)) or not all(isinstance(own, SamplingParams) for own in params):
         raise InvalidRequestError(
-            f"sampling_params is {params!r}; it must be SamplingParams or a list of them", param="sampling_params"
+            f"sampling_params is {shown(params)}; it must be SamplingParams or a list of them", param="sampling_params"
         )
     if len(params) != count:
         raise InvalidRequestError(

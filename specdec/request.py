@@ -232,7 +232,8 @@ class Request:
     def extend(self, token_ids: list[int]) -> int:
         """Append tokens up to the earliest end of the request; return how many were kept.
 
-        The order of events at one token: EOS or stop id, stop string, the end of the grammar, length.
+        The order of events at one token: EOS or stop id, stop string, the end of the grammar, length. A stop id comes
+        before min_tokens only where a grammar leaves nothing else; then it is a token like others.
         """
         for kept, token_id in enumerate(token_ids, start=1):
             self.token_ids.append(token_id)
@@ -243,7 +244,7 @@ class Request:
                 self.error = f"the output left the grammar's limits: {self.grammar.error}"
                 self.finish_reason = FinishReason.ERROR
                 return kept
-            is_stopped = token_id in self.stop_token_ids
+            is_stopped = token_id in self.stop_token_ids and self.num_output_tokens >= self.rules.min_tokens
             if is_stopped or (self.stop_matcher is not None and self.stop_matcher.push(token_id)) or is_complete:
                 self.finish_reason = FinishReason.STOP
             elif self.num_output_tokens >= self.max_output_tokens:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from specdec.config import MAX_SPECULATIVE_TOKENS
-from specdec.errors import InvalidRequestError
+from specdec.errors import InvalidRequestError, shown
 from specdec.structured_outputs import StructuredOutputsParams
+from specdec.tokenizer import has_unpaired_surrogate
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: noise is switched off and ties go to the lowest id."""
@@ -27,7 +28,7 @@ _MAX_ID = 2**31 - 1
 
 
 def _fail(param: str, value: object, rule: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param} is {value!r}; it must be {rule}", param=param)
+    return InvalidRequestError(f"{param} is {shown(value)}; it must be {rule}", param=param)
 
 
 def _number(param: str, value: object, low: float, high: float) -> float:
@@ -43,6 +44,17 @@ def _integer(param: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise _fail(param, value, f"an integer from {low} to {high}")
     return value
+
+
+def _texts(param: str, value: object, most: int) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or len(value) > most:
+        raise _fail(param, value, f"a list of at most {most} strings")
+    for text in value:
+        if not isinstance(text, str) or not text:
+            raise _fail(param, value, "made of strings that are not empty")
+        if has_unpaired_surrogate(text):
+            raise _fail(param, text, "made of whole characters; this holds half of a surrogate pair")
+    return tuple(value)
 
 
 def _boolean(param: str, value: object) -> bool:
@@ -189,25 +201,17 @@ class SamplingParams:
         return checked
 
     def _checked_bad_words(self) -> tuple[str, ...]:
-        words = () if self.bad_words is None else self.bad_words
-        if not isinstance(words, (list, tuple)) or len(words) > MAX_BAD_WORDS:
-            raise _fail("bad_words", words, f"a list of at most {MAX_BAD_WORDS} strings")
-        if any(not isinstance(w, str) or not w.strip() for w in words):
+        words = _texts("bad_words", () if self.bad_words is None else self.bad_words, MAX_BAD_WORDS)
+        if any(not word.strip() for word in words):
             raise _fail("bad_words", words, "made of strings that are not empty")
-        return tuple(words)
+        return words
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)  # normalising inside __post_init__ only
 
     def _checked_stop(self) -> tuple[str, ...]:
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        if stop is None:
-            return ()
-        if not isinstance(stop, (list, tuple)) or len(stop) > MAX_STOP_STRINGS:
-            raise _fail("stop", self.stop, f"a string or a list of at most {MAX_STOP_STRINGS} strings")
-        if any(not isinstance(s, str) or not s for s in stop):
-            raise _fail("stop", self.stop, "made of strings that are not empty")
-        return tuple(stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        return _texts("stop", () if stop is None else stop, MAX_STOP_STRINGS)
 
     def _checked_stop_ids(self) -> tuple[int, ...]:
         return () if self.stop_token_ids is None else _ids("stop_token_ids", self.stop_token_ids)

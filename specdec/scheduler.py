@@ -85,6 +85,12 @@ def _why(request: Request) -> str:
     """What a row without a token is told."""
     if request.grammar is not None and request.grammar.error:
         return f"the output left the grammar's limits: {request.grammar.error}"
+    rules = request.rules
+    if rules.allowed is not None and rules.bans:
+        output = request.output_token_ids
+        banned = rules.banned(len(output), output[len(output) - min(len(output), rules.longest_bad_word) :])
+        if set(rules.allowed.tolist()) <= set(banned.tolist()):
+            return "no token could be chosen: bad_words and min_tokens rule out all of allowed_token_ids here"
     return "no token could be chosen: the scores were not finite"
 
 
@@ -260,13 +266,8 @@ class Scheduler:
         """Make a step real: keep verified tokens, forget rejected ones, free what is done."""
         emitted = []
         for index, row in enumerate(batch):
-            if verdict.failed[index]:
-                row.request.error = _why(row.request)
-                self._finish(row.request, FinishReason.ERROR)
-                emitted.append(Emitted(row.request, (), 0, 0))
-            else:
-                row.request.prompt_logprobs += verdict.prompt_logprobs_of(index)
-                emitted.append(self._commit_row(row, verdict, index))
+            row.request.prompt_logprobs += verdict.prompt_logprobs_of(index)
+            emitted.append(self._commit_row(row, verdict, index))
         return emitted
 
     def _commit_row(self, row: Row, verdict: Verdict, index: int) -> Emitted:
@@ -276,12 +277,16 @@ class Scheduler:
         request.logprobs += logprobs
         num_accepted = min(verdict.num_accepted(index), kept)
         num_drafted = len(row.draft_token_ids)
-        if kept < len(token_ids):  # a stop cut the run: drafts behind it were never judged
+        is_failed = verdict.failed[index]
+        if kept < len(token_ids) or is_failed:  # a stop or a failure cut the run: drafts behind it were never judged
             num_drafted = min(num_drafted, kept)
         request.num_computed_tokens = row.end + num_accepted  # the whole of roll-back
         if token_ids:
             request.stats.record(num_drafted, num_accepted, kept)
-        self._register(request)
+        if is_failed and not request.is_finished:  # what was kept may have ended it before the scores failed
+            request.error, request.finish_reason = _why(request), FinishReason.ERROR
+        if not is_failed:  # keys next to scores that failed are not to be shared
+            self._register(request)
         if request.is_finished:
             assert request.finish_reason is not None
             self._finish(request, request.finish_reason)

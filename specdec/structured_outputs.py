@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from specdec.errors import InvalidRequestError
+from specdec.errors import InvalidRequestError, shown
 
 MAX_GRAMMAR_CHARS = 2**20
 MAX_CHOICES = 4096
@@ -19,13 +19,8 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def _fail(name: str, value: object, rule: str) -> InvalidRequestError:
-    try:
-        shown = repr(value)
-    except RecursionError:
-        shown = f"a {type(value).__name__} nested too deeply"
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
     param = f"structured_outputs.{name}"
-    return InvalidRequestError(f"{param} is {shown}; it must be {rule}", param="structured_outputs")
+    return InvalidRequestError(f"{param} is {shown(value)}; it must be {rule}", param="structured_outputs")
 
 
 def _text(name: str, value: object) -> str:
@@ -121,9 +116,8 @@ class StructuredOutputsParams:
             return value
         known = [f.name for f in fields(cls)]
         if not isinstance(value, Mapping):
-            shown = repr(value)[:80]
             raise InvalidRequestError(
-                f"structured_outputs is {shown}; it must be an object with one of {', '.join(KINDS)}",
+                f"structured_outputs is {shown(value)}; it must be an object with one of {', '.join(KINDS)}",
                 param="structured_outputs",
             )
         unknown = sorted(str(name) for name in value if name not in known)

@@ -8,9 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specdec.errors import InvalidRequestError
+from specdec.errors import InvalidRequestError, shown
 
 REPLACEMENT = "\ufffd"
+
+
+def has_unpaired_surrogate(text: str) -> bool:
+    """True where a text holds half of a surrogate pair, which is no character and has no tokens."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 class Tokenizer:
@@ -20,8 +29,10 @@ class Tokenizer:
         self.inner = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text."""
+    def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
+        """Token ids of a text, which `param` names should it be none."""
+        if has_unpaired_surrogate(text):
+            raise InvalidRequestError(f"{param} holds half of a surrogate pair; send whole characters", param=param)
         ids: list[int] = self.inner(text, add_special_tokens=add_special_tokens)["input_ids"]
         return ids
 
@@ -58,17 +69,19 @@ class Tokenizer:
                 "this model has no chat template; use completions with a prompt", param="messages"
             )
         if not isinstance(messages, (list, tuple)):
-            raise InvalidRequestError(f"messages holds {messages!r}; a conversation is a list", param="messages")
+            raise InvalidRequestError(f"messages holds {shown(messages)}; a conversation is a list", param="messages")
         for message in messages:
             if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-                raise InvalidRequestError(f"messages holds {message!r}; it needs role and content", param="messages")
+                raise InvalidRequestError(
+                    f"messages holds {shown(message)}; it needs role and content", param="messages"
+                )
         try:
             text: str = self.inner.apply_chat_template(
                 list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # templates raise what they like on roles they do not know
             raise InvalidRequestError(f"messages do not fit the chat template: {error}", param="messages") from error
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(text, add_special_tokens=False, param="messages")
 
 
 class Detokenizer:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from specdec.errors import InvalidRequestError
+from specdec.errors import InvalidRequestError, shown
 from specdec.rules import Rules
 from specdec.sampling_params import SamplingParams
 from specdec.tokenizer import Tokenizer
@@ -55,7 +55,9 @@ def bad_word_ids(words: Sequence[str], tokenizer: Any, vocab_size: int) -> tuple
         bare = tuple(encode(word.lstrip(), add_special_tokens=False))
         spaced = tuple(encode(" " + word.lstrip(), add_special_tokens=False))
         if not bare or not spaced:
-            raise InvalidRequestError(f"bad_words holds {word!r}; it has no tokens in this model", param="bad_words")
+            raise InvalidRequestError(
+                f"bad_words holds {shown(word)}; it has no tokens in this model", param="bad_words"
+            )
         _check_known("bad_words", (*bare, *spaced), vocab_size)
         found[bare] = None
         if spaced[-len(bare) :] != bare:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -80,14 +81,21 @@ BAD: list[tuple[str, Any]] = [
     ("speculative", {"num_speculative_tokens": -1}),
     ("speculative", {"unknown": 1}),
     ("speculative", 5),
+    ("stop", "\ud800"),  # half of a surrogate pair
+    ("bad_words", ["a", "\udfff"]),
+    ("temperature", "x" * 10**6),
+    ("n", 10**5000),  # more digits than Python prints
+    ("stop_token_ids", [10**5000]),
+    ("stop", functools.reduce(lambda inner, _: [inner], range(10**5), ["deep"])),
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), BAD)
+@pytest.mark.parametrize(("name", "value"), BAD, ids=[name for name, _ in BAD])
 def test_a_bad_value_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name) as caught:
         SamplingParams(**{name: value})
     assert isinstance(caught.value, InvalidRequestError) and (caught.value.param or "").startswith(name)
+    assert len(str(caught.value)) < 400
 
 
 BAD_SHAPES: list[Any] = [

@@ -162,6 +162,7 @@ class Batching(RuleBasedStateMachine):
         batch = Batch(tuple(r.with_drafts((7,) * self.random.randint(0, r.max_drafts)) for r in plan))
         ids = tuple((7,) * (self.random.randint(0, len(r.draft_token_ids)) + 1) if r.chooses else () for r in batch)
         failed = tuple(fails and self.random.random() < 0.2 and r.chooses for r in batch)
+        ids = tuple(i[:-1] if is_failed else i for i, is_failed in zip(ids, failed, strict=True))
         for e in self.s.commit(batch, Verdict(ids, failed)):
             assert 0 <= e.num_accepted <= e.num_drafted
             assert e.request.num_output_tokens <= e.request.max_output_tokens

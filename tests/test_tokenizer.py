@@ -124,3 +124,12 @@ def test_a_longer_stop_string_does_not_bring_back_early_text() -> None:
         output.finish()
         texts.append(output.text)
     assert texts == ["cnqqpyijcrwp"] * 2
+
+
+def test_a_text_with_half_a_character_is_refused_by_name() -> None:
+    tokenizer = Tokenizer(byte_tokenizer())
+    with pytest.raises(InvalidRequestError, match="prompt holds half of a surrogate pair") as caught:
+        tokenizer.encode("a\ud800")
+    assert caught.value.param == "prompt"
+    with pytest.raises(InvalidRequestError, match="messages holds half of a surrogate pair"):
+        tokenizer.encode_chat([{"role": "user", "content": "\udc00"}])

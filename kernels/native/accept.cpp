@@ -146,6 +146,16 @@ Best<float> greedy(const T* logits, int64_t from, int64_t to) {
     return best;
 }
 
+// True where no id may be chosen: no noise need be drawn.
+template <typename T>
+SPECDEC_INLINE bool is_masked(const T* logits, int64_t count) {
+    const F never = splat(-std::numeric_limits<float>::infinity());
+    if (count < GROUP) return false;
+    I is_open = splat_int(0);
+    for (int part = 0; part < GROUP; part += W) is_open |= ~(load(logits + part) == never);
+    return !any(is_open);
+}
+
 template <typename T>
 Best<float> sampled(const T* logits, int64_t from, int64_t to, const Row& row) {
     const float infinity = std::numeric_limits<float>::infinity(), temperature = (float)row.temperature;
@@ -157,6 +167,7 @@ Best<float> sampled(const T* logits, int64_t from, int64_t to, const Row& row) {
     uint32_t ordered[GROUP];
     int64_t id = from;
     for (; id < to; id += GROUP) {
+        if (is_masked(logits + id, std::min<int64_t>(GROUP, to - id))) continue;
         row.stream.words((uint32_t)(id / 4), words);
         put_in_order(words, ordered);
         for (int part = 0; part < GROUP && id + part < to; part += W) {

@@ -87,8 +87,10 @@ class GrammarCompiler:
             raise _refusal(params, str(error)) from None
         if made.is_error():
             raise _refusal(params, made.get_error())
-        if made.is_stopped():
-            raise _refusal(params, "it leaves nothing to say")
+        first = made.deep_copy()
+        ends = self._eos or [tokens.eos_token]
+        if made.is_stopped() or not _says_something(first.compute_bitmask(), ends):
+            raise _refusal(params, first.get_error() if first.is_error() else "it leaves nothing to say")
         return made
 
     def _tokenizer(self) -> Any:
@@ -181,6 +183,14 @@ def _close(schema: Any) -> None:
         for name in _SCHEMAS:
             inner = part.get(name)
             parts += inner if isinstance(inner, list) else [inner]
+
+
+def _says_something(bits: bytes, ends: Iterable[int]) -> bool:
+    """True where a mask allows a token that does not end the output."""
+    others = bytearray(bits)
+    for token_id in ends:
+        others[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
+    return any(others)
 
 
 def _refusal(params: StructuredOutputsParams, reason: str) -> InvalidRequestError:

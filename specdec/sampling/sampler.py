@@ -7,15 +7,16 @@ noise at the same output position whoever asks. It knows parameters and scores, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from specdec.kernels.accept import accept, noise_of, sample, sample_host, uses_native, uses_triton
+from specdec.kernels.nucleus import nucleus
 from specdec.sampling.choice import Choice
-from specdec.sampling.filters import Limits, Shortlist, mask, shortlist
+from specdec.sampling.filters import Limits, Shortlist, keep, mask, shortlist
 from specdec.sampling.processors import edit
 from specdec.staging import read, to_device
 
@@ -79,12 +80,13 @@ def can_judge_on_device(logits: Tensor, choices: Sequence[Choice]) -> bool:
 @torch.inference_mode()
 def judge_on_device(
     logits: Tensor, choices: Sequence[Choice], drafts: Sequence[Sequence[int]]
-) -> tuple[list[tuple[int, ...]], list[bool]]:
+) -> list[tuple[int, ...]] | None:
     """Choose and verify on the device: one pass over the scores, one transfer.
 
     logits   [L, V]
     drafts   [B]      of every row; L = sum of len(drafts[b]) + 1
-    returns  of every row: accepted drafts and the token behind them; whether its scores failed
+    returns  of every row: accepted drafts and the token behind them; None where any row's scores failed, for
+             then what came before them has to be looked up
     """
     device = logits.device
     first = [0, *accumulate(len(row) + 1 for row in drafts)]
@@ -96,8 +98,9 @@ def judge_on_device(
         to_device(first, device, torch.int32),
     )
     token_ids, num_accepted, finite = read(judged.token_ids, judged.num_accepted, judged.is_finite)
-    kept = [tuple(token_ids[i : i + num + 1]) for i, num in zip(first, num_accepted, strict=False)]
-    return kept, [not flag for flag in finite]
+    if not all(finite):
+        return None
+    return [tuple(token_ids[i : i + num + 1]) for i, num in zip(first, num_accepted, strict=False)]
 
 
 def process(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
@@ -105,13 +108,12 @@ def process(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
 
     logits   [R, V]   a copy that may be changed
     """
-    scores = _edited(logits, choices)
+    scores = _wide(_edited(logits, choices))
     filtered = [i for i, choice in enumerate(choices) if choice.is_filtered]
     if filtered:
         index = torch.tensor(filtered, device=scores.device)
         part = scores[index]
-        limits = _limits(part, [choices[i] for i in filtered])
-        scores[index] = mask(part, limits, shortlist(part, limits))
+        scores[index] = keep(part, _limits(part, [choices[i] for i in filtered]))
     params = [c.request.params for c in choices]
     scale = [1.0 if p.is_greedy else p.temperature for p in params]
     return scores / torch.tensor(scale, dtype=scores.dtype, device=scores.device)[:, None]
@@ -134,13 +136,17 @@ def take(logits: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def _edited(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
-    """A wide copy where any row edits its scores."""
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if any(choice.is_edited for choice in choices):
-        scores = scores.clone() if scores.data_ptr() == logits.data_ptr() else scores
-        scores = scores.contiguous()
-        edit(scores, choices)
+    """A wide copy where any row edits its scores; else the logits as they are."""
+    if not any(choice.is_edited for choice in choices):
+        return logits
+    scores = _wide(logits)
+    scores = (scores.clone() if scores.data_ptr() == logits.data_ptr() else scores).contiguous()
+    edit(scores, choices)
     return scores
+
+
+def _wide(scores: Tensor) -> Tensor:
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def _limits(scores: Tensor, choices: Sequence[Choice]) -> Limits:
@@ -172,44 +178,50 @@ def _streams(choices: Sequence[Choice]) -> tuple[list[int], list[int]]:
 def _choose_processed(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
     """Edit a block of rows, filter those that ask, and choose: logits [R, V] -> [R], [R]."""
     scores = _edited(logits, choices)
-    filtered = [i for i, choice in enumerate(choices) if choice.is_filtered]
-    if len(filtered) == len(choices):
-        return _choose_filtered(scores, choices)
-    if not filtered:
-        return _sample(scores, choices)
     token_ids = torch.zeros(len(choices), dtype=torch.int64, device=logits.device)
     is_finite = torch.zeros(len(choices), dtype=torch.bool, device=logits.device)
-    is_filtered = set(filtered)
-    others = [i for i in range(len(choices)) if i not in is_filtered]
-    for rows, chooser in ((filtered, _choose_filtered), (others, _sample)):
-        index = torch.tensor(rows, device=logits.device)
-        token_ids[index], is_finite[index] = chooser(take(scores, rows), [choices[i] for i in rows])
+    choosers = [_chooser(choice, logits.shape[1]) for choice in choices]
+    for chooser in (_sample, _sample_nucleus, _sample_shortlist):
+        rows = [i for i, own in enumerate(choosers) if own is chooser]
+        if rows:
+            index = torch.tensor(rows, device=logits.device)
+            token_ids[index], is_finite[index] = chooser(take(scores, rows), [choices[i] for i in rows])
     return token_ids, is_finite
 
 
-def _choose_filtered(scores: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
-    """Choose among what the filters keep: scores [R, V], edited and undivided -> [R], [R]."""
+def _chooser(choice: Choice, vocab_size: int) -> Callable[[Tensor, Sequence[Choice]], tuple[Tensor, Tensor]]:
+    if not choice.is_filtered:
+        return _sample
+    return _sample_shortlist if 0 < choice.request.params.top_k < vocab_size else _sample_nucleus
+
+
+def _sample_nucleus(scores: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
+    """Choose among what min_p and top_p keep: scores [R, V], edited and undivided -> [R], [R]."""
+    limits = _limits(scores, choices)
+    return _sample(nucleus(scores, limits.temperature, limits.top_p, limits.min_p), choices)
+
+
+def _sample_shortlist(scores: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
+    """Choose where top_k cuts, and maybe others: scores [R, V], edited and undivided -> [R], [R]."""
+    scores = _wide(scores)
     limits = _limits(scores, choices)
     short = shortlist(scores, limits)
     token_ids, is_finite = _sample_listed(short, limits, choices)
-    wide = torch.nonzero(~short.is_complete | (short.keep > _MOST_LISTED))[:, 0]
+    wide = torch.nonzero(short.keep > _MOST_LISTED)[:, 0]
     if len(wide):
-        rows = wide.tolist()
-        kept = mask(scores, limits, short)[wide]
-        token_ids[wide], is_finite[wide] = _sample(kept, [choices[i] for i in rows])
+        token_ids[wide], is_finite[wide] = _sample(mask(scores, short)[wide], [choices[i] for i in wide.tolist()])
     return token_ids, is_finite
 
 
 def _sample_listed(short: Shortlist, limits: Limits, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:
-    """Noise for the tokens on the lists alone; rows whose list is incomplete or long get a value of no meaning."""
+    """Noise for the tokens on the lists alone; rows whose list is long get a value of no meaning."""
     scores, ids = short.found.scores[:, :_MOST_LISTED], short.found.ids[:, :_MOST_LISTED]
-    keep = short.keep.masked_fill(~short.is_complete, 0)
-    is_kept = torch.arange(scores.shape[1], device=scores.device) < keep[:, None]
+    is_kept = torch.arange(scores.shape[1], device=scores.device) < short.keep[:, None]
     rows, places = torch.nonzero(is_kept, as_tuple=True)
     seeds, positions = streams(choices, scores.device)
     g = noise_of(seeds[rows], positions[rows], ids[rows, places], scores.dtype)
     noisy = torch.full_like(scores, float("-inf"))
-    noisy[rows, places] = scores[rows, places] / limits.temperature[rows] + g
+    noisy[rows, places] = scores[rows, places] / limits.temperature[rows].to(scores.dtype) + g
     best = noisy.amax(dim=1)
     is_best = noisy == best[:, None]
     token_ids = ids.masked_fill(~is_best, torch.iinfo(torch.int64).max).amin(dim=1)  # the lowest of equals

@@ -33,28 +33,34 @@ def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdic
         places.append(len(choices))
         choices += _choices(row)
     judged = _judged(batch, drafts, places)
-    if not judged and can_judge_on_device(logits, choices):
-        verdicts = _judged_on_device(batch, logits, choices)
-        return Verdict(*verdicts, _logprobs(batch, logits, choices, verdicts[0], places), prompt_logprobs)
+    done = _judged_on_device(batch, logits, choices) if not judged and can_judge_on_device(logits, choices) else None
+    if done is not None:
+        return Verdict(done, (False,) * len(batch), _logprobs(batch, logits, choices, done, places), prompt_logprobs)
     chosen, is_finite = choose(logits, choices)
     kept = dict(zip(judged, judge(list(judged.values()), logits, choices, chosen), strict=True)) if judged else {}
     token_ids: list[tuple[int, ...]] = []
     failed: list[bool] = []
     for index, (row, place, end) in enumerate(zip(batch, places, [*places[1:], len(choices)], strict=True)):
-        token_ids.append(kept[index] if index in kept else _agreed(row, chosen[place:end]))
-        failed.append(not all(is_finite[place : place + len(token_ids[-1])]))
+        agreed = kept[index] if index in kept else _agreed(row, chosen[place:end])
+        sound = _num_sound(is_finite[place : place + len(agreed)])
+        token_ids.append(agreed[:sound])
+        failed.append(sound < len(agreed))
     logprobs = _logprobs(batch, logits, choices, token_ids, places)
     return Verdict(tuple(token_ids), tuple(failed), logprobs, prompt_logprobs)
 
 
-def _judged_on_device(
-    batch: Batch, logits: Tensor, choices: list[Choice]
-) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
-    """What every row keeps and whether its scores failed, said by the device at once."""
+def _num_sound(is_finite: list[bool]) -> int:
+    """How many tokens were chosen before scores failed: plain decoding would have emitted those."""
+    return is_finite.index(False) if False in is_finite else len(is_finite)
+
+
+def _judged_on_device(batch: Batch, logits: Tensor, choices: list[Choice]) -> tuple[tuple[int, ...], ...] | None:
+    """What every row keeps, where the device can say it at once."""
     found = judge_on_device(logits, choices, [row.draft_token_ids for row in batch if row.chooses])
-    rows = iter(zip(*found, strict=True))
-    token_ids, failed = zip(*(next(rows) if row.chooses else ((), False) for row in batch), strict=True)
-    return token_ids, failed
+    if found is None:
+        return None
+    rows = iter(found)
+    return tuple(next(rows) if row.chooses else () for row in batch)
 
 
 def _judged(batch: Batch, drafts: Drafts | None, places: list[int]) -> dict[int, Case]:

@@ -92,6 +92,29 @@ def test_prompts_that_do_not_fit_are_left_out_aloud(
     assert speedup.main(arguments) == 2
 
 
+def test_what_sampling_costs(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside a toy's forward, which costs nothing, every parameter is too dear."""
+    out = tmp_path / "overhead.jsonl"
+    arguments = [
+        "--sampling",
+        "--rows",
+        "2",
+        "--positions",
+        "2",
+        "--times",
+        "1",
+        "--dtype",
+        "float32",
+        "--out",
+        str(out),
+    ]
+    assert overhead.main([*arguments, "--target", toy]) == 1
+    assert "of the forward or more" in capsys.readouterr().err
+    cases = [record["case"] for record in results.read(out)]
+    assert {"temperature", "top_p=.9", "json schema"} <= set(cases)
+    assert overhead.main([*arguments, "--target", "none"]) == 0
+
+
 def test_overhead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "overhead.jsonl"
     assert overhead.main(["--rows", "1,3", "--steps", "20", "--out", str(out)]) == 0

@@ -37,9 +37,9 @@ def test_an_output_that_ends_early_is_never_allowed(toy: str) -> None:
 def test_tolerance_follows_the_dtype(toy: str) -> None:
     """bfloat16 has 8 bits: at logits near 4 two of its steps are 2 * 2**-7 * 4."""
     judge = Judge(Path(toy), "bfloat16")
-    assert judge._tolerance(4.0, 0.0) == 2 * torch.finfo(torch.bfloat16).eps * 4
-    assert judge._tolerance(4.0, 0.5) == 2 * judge._tolerance(4.0, 0.0)
-    assert Judge(Path(toy), "float64")._tolerance(4.0, 0.0) == 0
+    assert judge.tolerance(4.0, 0.0) == 2 * torch.finfo(torch.bfloat16).eps * 4
+    assert judge.tolerance(4.0, 0.5) == 2 * judge.tolerance(4.0, 0.0)
+    assert Judge(Path(toy), "float64").tolerance(4.0, 0.0) == 0
 
 
 def test_allowed_forks_must_be_rare_in_float32() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from specdec.errors import InvalidRequestError
 from specdec.request import Request
 from specdec.sampling import Choice, choose
-from specdec.sampling.filters import filter_rows
+from specdec.sampling.filters import Limits, keep
 from specdec.sampling.processors import edit
 from specdec.sampling_params import SamplingParams
 from specdec.vocabulary import bad_word_ids
@@ -86,6 +87,33 @@ def test_eight_requests_in_one_batch_equal_their_runs_alone(k: int) -> None:
         for prompt, own in zip(prompts, params, strict=True)
     ]
     assert together == alone == _run(0, None, params)
+
+
+@pytest.mark.parametrize("tells_laws", [False, True])
+def test_a_request_that_comes_to_a_dead_end_keeps_what_it_said_before(tells_laws: bool) -> None:
+    """Behind three tokens every allowed one is a bad word; inside an accepted run that is the same end."""
+    words = ["".join(word) for word in itertools.product("12", repeat=4)]
+    own: dict[str, Any] = {"allowed_token_ids": [1, 2], "bad_words": words, "temperature": 0, "logprobs": 1}
+    own |= {"max_tokens": 9, "ignore_eos": True, "frequency_penalty": 2.0}
+
+    def end(k: int, **more: Any) -> tuple[Any, ...]:
+        engine = table_engine(TARGET, k, TARGET, tells_laws=tells_laws)
+        request = engine.make_request("r", PROMPTS[0], SamplingParams(**{**own, **more}))
+        engine.add(request)
+        while engine.has_work:
+            engine.step()
+        engine.scheduler.check_integrity()
+        assert request.stats.num_emitted == len(request.logprobs) == request.num_output_tokens
+        assert request.stats.num_accepted_tokens <= request.stats.num_draft_tokens
+        return request.output_token_ids, request.finish_reason, request.error
+
+    plain = end(0)
+    assert len(plain[0]) == 3 and plain[1].value == "error"
+    assert plain[2] is not None and "bad_words and min_tokens rule out all of allowed_token_ids" in plain[2]
+    assert [end(k) for k in (1, 2, 4, 8)] == [plain] * 4
+    assert plain[0][1] != plain[0][0]
+    stopped = [end(k, stop_token_ids=[plain[0][1]]) for k in (0, 1, 2, 4, 8)]  # before the dead end: no error then
+    assert [(ids, reason.value, error) for ids, reason, error in stopped] == [(plain[0][:2], "stop", None)] * 5
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
@@ -163,7 +191,7 @@ def test_a_row_has_the_law_written_by_hand(
     edit(scores, [choice])
     if choice.is_filtered:
         p = request.params
-        scores = filter_rows(scores / p.temperature, [p.top_k], [p.top_p], [p.min_p or 0.0])
+        scores = keep(scores, Limits.of(scores, [(p.top_k, p.top_p, p.min_p or 0.0, p.temperature)])) / p.temperature
     elif request.params.is_greedy:
         assert choose(logits[None], [choice])[0][0] == expected.index(1.0)
         return
@@ -191,12 +219,17 @@ def test_a_row_of_a_large_vocabulary_does_not_depend_on_its_neighbours(dtype: to
         choices.append(Choice(Request(str(i), [1, 2, 3], own, noise_seed=i), 2, (7, 8)))
     together, _ = choose(logits, choices)
     assert together == [choose(logits[i : i + 1], [choice])[0][0] for i, choice in enumerate(choices)]
-    wide = logits.to(torch.promote_types(dtype, torch.float32))
-    ps = [0.9, 0.5, 0.99, 0.7, 1 - 1e-6, 0.95] * 4
-    both = filter_rows(wide, [0, 0, 900, 0, 0, 40] * 4, ps, [0, 0, 0, 0.02, 0, 0] * 4)
+    limits = [
+        (0, 0.9, 0.0, 1.0),
+        (0, 0.5, 0.0, 3.0),
+        (900, 0.99, 0.0, 1.0),
+        (0, 0.7, 0.02, 1.0),
+        (0, 1 - 1e-6, 0.0, 0.7),
+    ]
+    limits = [*limits, (40, 0.95, 0.0, 1.0)] * 4
+    both = keep(logits, Limits.of(logits, limits))
     for i in range(24):
-        one = filter_rows(wide[i : i + 1], [[0, 0, 900, 0, 0, 40][i % 6]], [ps[i]], [[0, 0, 0, 0.02, 0, 0][i % 6]])
-        assert torch.equal(one[0], both[i])
+        assert torch.equal(keep(logits[i : i + 1], Limits.of(logits[i : i + 1], [limits[i]]))[0], both[i])
 
 
 def test_a_draft_with_a_smaller_vocabulary_reads_what_it_can_of_the_rules() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.request import Request
 from specdec.sampling import Choice, choose
-from specdec.sampling.filters import filter_rows
+from specdec.sampling.filters import Limits, keep
 from specdec.sampling_params import SamplingParams
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -0.5, -1.0, -2.0, -4.0], dtype=torch.float64)
@@ -115,11 +115,11 @@ def test_filters_equal_a_full_sort() -> None:
     scores = (torch.randn(40, 3000) * 2).round(decimals=1).double()  # many ties
     ks = [0, 1, 5, 300, 2999, 3000, 50, 0] * 5
     ps = [0.9, 1.0, 0.5, 0.99, 0.3, 1.0, 0.999999, 1e-9] * 5
-    got = filter_rows(scores, ks, ps)
+    got = keep(scores, Limits.of(scores, [(k, p, 0.0, 1.0) for k, p in zip(ks, ps, strict=True)]))
     for row, (k, p) in enumerate(zip(ks, ps, strict=True)):
         order = torch.argsort(scores[row], descending=True, stable=True)[: k or 3000]
         mass = torch.softmax(scores[row][order], dim=0).cumsum(0)
-        keep = order if p >= 1 else order[: int((mass < p).sum()) + 1]
+        kept = order if p >= 1 else order[: int((mass < p).sum()) + 1]
         expected = torch.full_like(scores[row], float("-inf"))
-        expected[keep] = scores[row][keep]
+        expected[kept] = scores[row][kept]
         assert torch.equal(got[row], expected), (k, p)
