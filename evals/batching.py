@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import statistics
 import sys
 import time
 from collections import Counter
@@ -23,7 +24,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from evals import results, workloads
+from evals import ladder, results, workloads
 from evals.admission import AdaptiveDynamic, Arrived, Continuous, Dynamic, Rule, Static, padding_waste
 from evals.equality import first_difference
 from evals.flags import words
@@ -185,7 +186,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         is_interrupted = True
     print(render(_HEADERS, [_line(label, climbs, climbed) for label, climbs in climbed.items()]))
-    print(f"\n{_NOTES.format(**vars(args))}\nJSON lines: {path}")
+    print(f"\n{theory(climbed, args.k)}\n\n{_NOTES.format(**vars(args))}\nJSON lines: {path}")
     if not all(one.is_equal for climbs in climbed.values() for one in climbs):
         return 1
     return 130 if is_interrupted else 0
@@ -198,6 +199,18 @@ class Climb:
     at_once: Served
     spread: Served
     is_equal: bool
+
+    @property
+    def summed(self) -> ladder.Climbed:
+        """Its three numbers."""
+        outcomes = self.spread.outcomes
+        latency = statistics.fmean(o.e2e for o in outcomes)
+        return ladder.Climbed(self.at_once.throughput, latency, statistics.fmean(o.ttft for o in outcomes))
+
+
+def theory(climbed: dict[str, list[Climb]], k: int) -> str:
+    """What theory says of these climbs."""
+    return ladder.theory({label: [one.summed for one in own] for label, own in climbed.items()}, k)
 
 
 _HEADERS = [
@@ -229,15 +242,15 @@ def climb(
 ) -> None:
     """Measure every rung in turn, again and again; what is finished is saved whatever follows."""
     serve(engine, [replace(job, max_tokens=4) for job in jobs[: args.size]], [0.0] * args.size, Continuous(), 0)
-    ladder = rungs(args.size, args.timeout, args.k)
+    steps = rungs(args.size, args.timeout, args.k)
     burst = [0.0] * len(jobs)
     first = serve(engine, jobs, burst, Continuous(), 0)
     reference = [o.token_ids for o in first.outcomes]
     rate = args.load * len(jobs) / first.seconds
-    with tqdm(total=args.repeats * len(ladder), unit="run", disable=None) as bar:
+    with tqdm(total=args.repeats * len(steps), unit="run", disable=None) as bar:
         for repeat in range(args.repeats):
             arrivals = poisson(len(jobs), rate, args.seed + repeat)
-            for label, make, k in ladder:
+            for label, make, k in steps:
                 at_once = serve(engine, jobs, burst, make(), k)
                 spread = serve(engine, jobs, arrivals, make(), k)
                 one = Climb(at_once, spread, _is_same(reference, at_once) and _is_same(reference, spread))

@@ -28,7 +28,6 @@ from specdec import LLM, SpeculativeParams
 from specdec.batch import Batch, StepSeconds, Verdict
 from specdec.controller import Controller, FixedLength
 
-
 METHODS = ("ngram", "suffix", "hybrid")
 
 

@@ -140,7 +140,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         for seed in tqdm(range(args.seeds), unit="seed", disable=None):
             runs = compare(systems, judge, llm, jobs_of(args, llm, seed), range(args.repeats))
-            faults += sum(not run.is_equal or (run.stats is not None and run.stats.num_draft_tokens > 0) for run in runs)
+            faults += sum(
+                not run.is_equal or (run.stats is not None and run.stats.num_draft_tokens > 0) for run in runs
+            )
             found.append((seed, ratios_of(runs)))
             file.write(KIND, {"seed": seed, "other": args.other, "ratios": found[-1][1]})
     except KeyboardInterrupt:

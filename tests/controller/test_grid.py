@@ -15,7 +15,8 @@ def run(system: str, repeat: int, throughput: float, workload: str = "chat") -> 
     """A run of 1000 tokens."""
     return Run(
         workload=workload, concurrency=8, system=system, repeat=repeat, seconds=1000 / throughput, ttft=[], itl=[],
-        tpot=[], e2e=[], stats=None, stages={}, num_steps=0, steps=[], num_tokens=1000, outputs=[], forks=[], dtype="float32",
+        tpot=[], e2e=[], stats=None, stages={}, num_steps=0, steps=[], num_tokens=1000, outputs=[], forks=[],
+        dtype="float32",
     )  # fmt: skip
 
 

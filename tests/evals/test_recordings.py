@@ -23,7 +23,9 @@ def test_a_recording_becomes_shares_by_phase_and_place(tmp_path: Path) -> None:
     drafts = [[0, 0]] * 20 + [[2, 0], [2, 2], [2, 1], [2, 2]] * 5
     (process,) = read_processes(write(tmp_path / "r", [{"kind": PROCESS, "drafts": drafts}]), num_phases=2)
     assert process.offered == (0.0, 1.0) and process.offers(0.9) == 1.0
-    assert process.chances(0.9, 3) == pytest.approx([18 / 24, (10 + 4 * 12 / 19) / 19, (10 + 4 * 12 / 19) / 19], abs=0.01)
+    assert process.chances(0.9, 3) == pytest.approx(
+        [18 / 24, (10 + 4 * 12 / 19) / 19, (10 + 4 * 12 / 19) / 19], abs=0.01
+    )
 
 
 def test_of_a_trace_only_what_was_judged_counts(tmp_path: Path) -> None:
