@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -146,7 +145,7 @@ def poisson(count: int, rate: float, seed: int) -> list[float]:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evals.batching", description=(__doc__ or "").split("\n")[0])
+    parser = results.parser("evals.batching", __doc__)
     add = parser.add_argument
     add("--target", default="smollm2-135m")
     add("--draft", help="a second model; default: n-gram look-up")
@@ -160,7 +159,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--repeats", type=int, default=3)
     add("--dtype", default="auto")
     add("--seed", type=int, default=0)
-    add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     return parser.parse_args(argv)
 
 
@@ -177,8 +175,7 @@ def main(argv: Sequence[str]) -> int:
     )
     llm = load(setup, "draft" if args.draft else "ngram", 1024)
     jobs = make_jobs(llm, args)
-    path = args.out or results.default_path("evals.batching")
-    file = results.ResultFile(path, results.describe("evals.batching", argv, args.seed))
+    file = results.opened("evals.batching", argv, args.out, args.seed)
     climbed: dict[str, list[Climb]] = {}
     is_interrupted = False
     try:
@@ -186,7 +183,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         is_interrupted = True
     print(render(_HEADERS, [_line(label, climbs, climbed) for label, climbs in climbed.items()]))
-    print(f"\n{theory(climbed, args.k)}\n\n{_NOTES.format(**vars(args))}\nJSON lines: {path}")
+    print(f"\n{theory(climbed, args.k)}\n\n{_NOTES.format(**vars(args))}\nJSON lines: {file.path}")
     if not all(one.is_equal for climbs in climbed.values() for one in climbs):
         return 1
     return 130 if is_interrupted else 0

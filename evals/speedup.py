@@ -29,7 +29,7 @@ from specdec.models.sources import resolve
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line; lists are separated by commas."""
-    parser = argparse.ArgumentParser(prog="python -m evals.speedup", description=(__doc__ or "").split("\n")[0])
+    parser = results.parser("evals.speedup", __doc__)
     add = parser.add_argument
     add("--target", default="smollm2-135m", help="alias, directory or hub id")
     add("--draft", help="a second model or a head over features, for method draft")
@@ -59,7 +59,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         type=Path,
         help="a new directory for the adaptive controllers' decisions; says how calibrated they are",
     )
-    add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     add("--resume", type=Path, help="file of an interrupted run; what it holds with these settings is kept")
     args = parser.parse_args(argv)
     _fill_in(args)

@@ -71,4 +71,8 @@ def test_simulate_runs_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert simulate.main([*base, "--arrivals", "bursts", "--load", "0.5", "--max-num-seqs", "4"]) == 0
     said = capsys.readouterr().out
     assert said.count("adaptive, least to plain") == 2 and len(list(results.read(out))) == 6
+    lines = out.read_text().splitlines()
+    out.write_text("\n".join(lines[:2]) + "\n")  # interrupted behind the second case
+    assert simulate.main([*base, "--world", "h200", "--concurrency", "4", "--resume", str(out)]) == 0
+    assert len(list(results.read(out))) == 3
     assert simulate.main(["--process", str(out)]) == 2

@@ -87,5 +87,5 @@ def test_what_theory_says_is_shown_or_explained() -> None:
         "continuous, k=4": climbs(3.0, 3.4, 3.1),
     }
     said = batching.theory(climbed, 4).splitlines()[1:]
-    assert [line.split("  ")[1] for line in said] == ["shown", "not shown", "FAILS"]
-    assert "waits for weights" not in said[0] and "refused are then lost" in said[2]
+    assert [line[2:11].strip() for line in said] == ["shown", "not shown", "FAILS"]
+    assert "waits for weights" not in said[0] and "a refused draft costs" in said[2]

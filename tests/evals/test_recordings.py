@@ -71,5 +71,5 @@ def test_a_toy_is_recorded_and_replayed(toy: str, tmp_path: Path, capsys: pytest
     assert kinds == [PROCESS, PROCESS, COST]
     assert record.main(arguments) == 2  # one file holds one recording
     replay = ["--process", str(out), "--world", str(out), "--requests", "6", "--processes", "1", "--concurrency", "2"]
-    assert simulate.main([*replay, "--policies", "plain,oracle"]) == 0
+    assert simulate.main([*replay, "--policies", "plain,oracle", "--out", str(tmp_path / "simulated.jsonl")]) == 0
     assert "world measured on" in capsys.readouterr().out
