@@ -88,5 +88,5 @@ def theory(climbed: Mapping[str, Sequence[Climbed]], k: int) -> str:
         elif found.high is not None and found.high < 1:
             lines.append(f"  FAILS      {said}; {claim.unless}")
         else:
-            lines.append(f"  not shown  {said}; {claim.unless}")
+            lines.append(f"  not shown  {said}; holds 1: more --repeats narrow it, or else {claim.unless}")
     return "\n".join(lines)
