@@ -1,11 +1,13 @@
 """Profile: where the time of a decoding step goes, and how far it is from what this machine could do.
 
     python -m evals.profile --rows 1,8,32 --quantization none,int4,int4-a8
+    python -m evals.profile --rows 1,8,32 --attention
 
 Every row decodes plainly behind a context of the same length. Stages of the engine are timed in served steps, those
 inside the native forward by the forward itself. The limits are measured in the same run: bytes of weights over the
 read bandwidth, or products over the rate of torch's own matrix product, whichever takes longer. Where the machine is
-shared, medians of a step say more than their distance from a limit.
+shared, medians of a step say more than their distance from a limit. With --attention it is attention alone, for many
+lengths and queries, beside the time to read its keys and values.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from unittest import mock
 import torch
 from tqdm import tqdm
 
-from evals import results
+from evals import attention_profile, results
 from evals.flags import numbers, words
 from evals.stages import STAGES, WatchedEngine
 from evals.table import render
 from specdec import LLM, SamplingParams
+from specdec.kernels import native
 from specdec.kernels.llama_forward import STAGES as FORWARD_STAGES
 from specdec.kernels.llama_forward import LlamaStep, llama_forward
 from specdec.models.forward_batch import ForwardBatch, Segment
@@ -45,12 +48,14 @@ class Machine:
 
     bytes_per_second      read from memory
     products_per_second   multiply-adds in float32
+    narrow_products       multiply-adds of bfloat16
     byte_products         multiply-adds of bytes
     """
 
     num_threads: int
     bytes_per_second: float
     products_per_second: float
+    narrow_products: float
     byte_products: float
 
 
@@ -92,11 +97,13 @@ def look_at_machine() -> Machine:
     """Measure the limits: a sum over 256 MB, and products of 1024 x 1024 matrices."""
     many = torch.ones(2**25, dtype=torch.int64)
     a = torch.randn(1024, 1024)
+    narrow = a.to(torch.bfloat16)
     b = torch.randint(-100, 100, (1024, 1024), dtype=torch.int8)
     return Machine(
         num_threads=torch.get_num_threads(),
         bytes_per_second=best_rate(many.nbytes, many.sum),
         products_per_second=best_rate(1024.0**3, lambda: a @ a),
+        narrow_products=best_rate(1024.0**3, lambda: narrow @ narrow),
         byte_products=best_rate(1024.0**3, lambda: torch._int_mm(b, b)),
     )
 
@@ -117,7 +124,12 @@ def _measure_rows(made: LLM, args: argparse.Namespace, machine: Machine, quantiz
     steps, stages, batch = _serve(made, rows, args.context, args.steps)
     held = weights_held(model.module, model.fast)
     read = sum(num_bytes for kind, num_bytes in held.items() if kind != "rotary tables")
-    rate = machine.byte_products if quantization.endswith("a8") else machine.products_per_second
+    is_narrow = quantization == "none" and model.dtype == torch.bfloat16 and native.has_tiles()
+    rate = (
+        machine.byte_products if quantization.endswith("a8")
+        else machine.narrow_products if is_narrow
+        else machine.products_per_second
+    )  # fmt: skip
     return Profile(
         quantization=quantization,
         rows=rows,
@@ -209,6 +221,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     file = results.ResultFile(path, results.describe("evals.profile", argv, 0))
     machine = look_at_machine()
     file.write("profile.machine", asdict(machine))
+    if args.attention:
+        return _profile_attention(args, machine, file)
     lines = []
     for quantization in tqdm(args.quantization, unit="engine", disable=None):
         for profile in measure(args, machine, quantization):
@@ -218,7 +232,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"\nmilliseconds, medians of {args.steps} steps, context {args.context}; {machine.num_threads} threads read "
         f"{machine.bytes_per_second / 1e9:.1f} GB/s and multiply {machine.products_per_second / 1e9:.0f} G floats/s, "
-        f"{machine.byte_products / 1e9:.0f} G bytes/s (the best of 7 runs). {path}"
+        f"{machine.narrow_products / 1e9:.0f} G bfloat16/s, {machine.byte_products / 1e9:.0f} G bytes/s "
+        f"(the best of 7 runs). {path}"
+    )
+    return 0
+
+
+def _profile_attention(args: argparse.Namespace, machine: Machine, file: results.ResultFile) -> int:
+    """The table of --attention."""
+    most = max(args.rows)
+    made = LLM(
+        args.target, None, dtype=args.dtype, quantization=args.quantization[0], max_num_seqs=most,
+        num_kv_blocks=most * -(-max(args.keys) // 16), enable_prefix_caching=False,
+    )  # fmt: skip
+    cases = attention_profile.measure_attention(
+        made, machine.bytes_per_second, args.rows, args.keys, args.queries, args.steps
+    )
+    for case in cases:
+        file.write("profile.attention", asdict(case))
+    print(render(attention_profile.HEADERS, [case.row() for case in cases]))
+    print(
+        f"\nall layers of a step, medians of {args.steps}; {machine.num_threads} threads read "
+        f"{machine.bytes_per_second / 1e9:.1f} GB/s (the best of 7 runs). {file.path}"
     )
     return 0
 
@@ -232,6 +267,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--rows", type=numbers, default=[1, 8, 32])
     add("--context", type=int, default=128, help="tokens of every prompt")
     add("--steps", type=int, default=30)
+    add("--attention", action="store_true", help="attention alone, with the first of --quantization")
+    add("--keys", type=numbers, default=[128, 512, 2048], help="of a row, with --attention")
+    add("--queries", type=numbers, default=[1, 4, 8], help="of a row, with --attention")
     add("--out", type=Path, help="a file of JSON lines to append to (default: under results/)")
     return parser.parse_args(argv)
 

@@ -15,7 +15,10 @@ from evals.load import Job, Outcome, closed_loop
 from evals.stages import StepShape, WatchedEngine
 from evals.workloads import Prompt
 from specdec import LLM, SpeculativeConfig, SpeculativeParams
+from specdec.control.adaptive import AdaptiveLength
 from specdec.controller import Controller, FixedLength
+from specdec.proposers.base import MostExpected
+from specdec.proposers.hybrid import HybridProposer
 
 METHODS = ("plain", "ngram", "suffix", "hybrid", "auto", "draft")
 """Names of `draft=`, but for "plain", no draft at all, and "draft", the one that is given by path."""
@@ -67,6 +70,9 @@ class EngineSystem:
         """Serve the jobs in a closed loop."""
         self.engine.steps.clear()
         self.engine.controller = self.engine.heard(self._controller)
+        proposer = self.engine.proposer
+        if isinstance(proposer, HybridProposer):  # fixed lengths go with the policy that needs no controller
+            proposer.policy = self._controller if isinstance(self._controller, AdaptiveLength) else MostExpected()
         return closed_loop(self.engine, jobs, concurrency, self._params)
 
     def work(self) -> tuple[dict[str, float], int]:

@@ -8,6 +8,8 @@ SPECDEC_KERNELS     unset or "auto"   Triton where tensors are on CUDA or HIP; n
                     "triton"          Triton, and a sentence instead of a slower path where it cannot run
                     "interpret"       Triton's interpreter, on any device: slow, for tests; the other ops use twins
 
+SPECDEC_AMX (see `native.has_tiles`) chooses inside native code.
+
 Triton decides while it is imported whether kernels are interpreted, so the last value must be set before Python starts.
 """
 

@@ -44,6 +44,8 @@ def pack_eagle(weights: EagleWeights, dtype: torch.dtype, num_bits: int | None =
 
     dtype      float32 or bfloat16
     num_bits   8: round linear weights to 8-bit codes in groups of 32 (as GGUF's Q8_0); half of bfloat16's memory
+
+    In bfloat16 and where `native.has_tiles()`, codes lie in tiles too, and inputs are rounded to bfloat16.
     """
     is_native = dtype in kernel.DTYPES and weights.embedding.is_cpu and native.enabled()
     is_native = is_native and weights.shape.head_dim % 16 == 0

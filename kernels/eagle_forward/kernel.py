@@ -39,6 +39,7 @@ class PackedEagle:
 def pack(weights: EagleWeights, dtype: torch.dtype, num_bits: int | None) -> PackedEagle:
     """Lay out linear weights in `dtype` or in codes; norms, biases and rotary tables in float32."""
     owned: list[Tensor] = []
+    arena = linear.Arena()
 
     def keep(tensor: Tensor | None) -> int:
         if tensor is None:
@@ -53,7 +54,7 @@ def pack(weights: EagleWeights, dtype: torch.dtype, num_bits: int | None) -> Pac
         weights.fc, layer.qkv[:q_width], layer.qkv[q_width:], layer.out, interleave(layer), layer.down, weights.head,
     )  # fmt: skip
     for weight in linears:
-        panels, code = _panels(weight, dtype, num_bits)
+        panels, code = _panels(weight, dtype, num_bits, arena)
         numbers += [keep(panels), code]
     bias = layer.qkv_bias
     biases = (None, None) if bias is None else (bias[:q_width], bias[q_width:])
@@ -84,6 +85,7 @@ def _shape(weights: EagleWeights, embedding_code: int) -> Numbers:
         width, feature_width, weights.num_feature_norms, shape.num_heads, shape.num_kv_heads, shape.head_dim,
         weights.layer.gate.shape[0], weights.embedding.shape[0], weights.head.shape[0], *reversed(weights.cos.shape),
         0, embedding_code, 0, weights.layer.window or 0, weights.is_residual_normed, weights.is_feedback_normed,
+        native.has_tiles(),
     )  # fmt: skip
     return (ctypes.c_int64 * len(numbers))(*map(int, numbers))
 
@@ -92,12 +94,14 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.float32).contiguous()
 
 
-def _panels(weight: Tensor, dtype: torch.dtype, num_bits: int | None) -> tuple[Tensor, int]:
-    """Return packed panels and their DType."""
-    coded = groups.to_groups(weight, num_bits) if num_bits is not None else None
-    if coded is not None:
-        return linear.pack_groups(coded), linear.GROUP_CODES[coded.num_bits]
-    return linear.pack(weight.detach().to(dtype).contiguous()), native.DTYPES[dtype]
+def _panels(weight: Tensor, dtype: torch.dtype, num_bits: int | None, arena: linear.Arena) -> tuple[Tensor, int]:
+    """Return packed panels and their DType: of the layers that share inputs, all in tiles or none."""
+    is_tiled = dtype == torch.bfloat16 and num_bits == 8 and native.has_tiles()
+    coded = None if num_bits is None else groups.to_groups(weight, num_bits, keeps_narrower=not is_tiled)
+    if coded is None:
+        return linear.pack(weight.detach().to(dtype).contiguous(), arena)
+    code = linear.CODES_IN_TILES if is_tiled else linear.GROUP_CODES[coded.num_bits]
+    return linear.pack_groups(coded, arena, code), code
 
 
 def fuse(model: PackedEagle, streams: Tensor) -> Tensor:

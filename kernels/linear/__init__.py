@@ -47,6 +47,7 @@ def pack_groups(
     bias: Tensor | None = None,
     quantization: Quantization | None = None,
     dtype: torch.dtype = torch.float32,
+    arena: kernel.Arena | None = None,
 ) -> PackedLinear | None:
     """Hold a weight as 4- or 8-bit codes; None where that is impossible: another width than 32 divides, no native code.
 
@@ -54,6 +55,7 @@ def pack_groups(
     bias          [N]      or None
     quantization  rounds the weight where it must; None: only if a float32 weight is exactly what codes stand for
     dtype         of inputs and outputs
+    arena         memory for the codes; None: their own
 
     Unless inputs are rounded, `linear` of it has the bits of `linear` of the float32 weight that the codes stand for,
     from a fifth to a quarter of the memory.
@@ -66,7 +68,7 @@ def pack_groups(
     wide_bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
     code = (quantization or Quantization(found.num_bits)).code(found.num_bits)
     shape = (weight.shape[0], weight.shape[1])
-    return PackedLinear(kernel.pack_groups(found), wide_bias, *shape, dtype, code)
+    return PackedLinear(kernel.pack_groups(found, arena), wide_bias, *shape, dtype, code)
 
 
 def pack(weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> PackedLinear:
@@ -82,9 +84,8 @@ def pack(weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None =
     shape = (weight.shape[0], weight.shape[1])
     if dtype in kernel.DTYPES and weight.is_cpu and native.enabled():
         wide_bias = None if bias is None else bias.detach().to(torch.float32).contiguous()
-        return PackedLinear(
-            kernel.pack(weight.contiguous()), wide_bias, weight.shape[0], weight.shape[1], dtype, native.DTYPES[dtype]
-        )
+        panels, code = kernel.pack(weight.contiguous())
+        return PackedLinear(panels, wide_bias, *shape, dtype, code)
     bias = None if bias is None else bias.detach().to(dtype)
     return PackedLinear(weight, bias, *shape, dtype, None)
 

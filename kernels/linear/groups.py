@@ -44,18 +44,19 @@ def find_groups(weight: Tensor) -> Groups | None:
     return None
 
 
-def to_groups(weight: Tensor, num_bits: int) -> Groups | None:
+def to_groups(weight: Tensor, num_bits: int, keeps_narrower: bool = True) -> Groups | None:
     """Return the codes a weight is made of, if they are no wider than `num_bits`, else the nearest ones of that width.
 
     None where groups do not fit its width.
 
-    weight  [N, K]   any floating type
+    weight          [N, K]   any floating type
+    keeps_narrower  codes of fewer bits may come back
     """
     if weight.shape[1] % SIZE:
         return None
     wide = weight.detach().to(torch.float32)
     found = find_groups(wide)
-    if found is not None and found.num_bits <= num_bits:
+    if found is not None and (found.num_bits == num_bits or (keeps_narrower and found.num_bits < num_bits)):
         return found
     return _round(wide.view(len(wide), -1, SIZE), num_bits)
 

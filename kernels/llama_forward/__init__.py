@@ -2,7 +2,8 @@
 
 Covers RMSNorm before attention and before a SwiGLU, grouped-query attention with rotary positions, optionally with
 biases, norms of query and key heads, sliding windows per layer, and a tied or an own head: Llama, Mistral, Qwen2,
-Qwen3. Activations are float32 whatever the weights; keys and values are rounded to the cache's dtype.
+Qwen3. Activations are float32 whatever the weights; keys and values are rounded to the cache's dtype, and inputs of
+linear layers to bfloat16 where bfloat16 weights lie in tiles (`native.has_tiles()` when they were packed).
 """
 
 from collections.abc import Sequence

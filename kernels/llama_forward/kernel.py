@@ -50,6 +50,7 @@ def pack(weights: LlamaWeights, dtype: torch.dtype, quantization: Quantization |
     """Lay out weights in `dtype`, or as the codes they came from; norms, biases and rotary tables in float32."""
     owned: list[Tensor] = []
     held: list[tuple[str, int]] = []
+    arena = linear.Arena()
 
     def keep(tensor: Tensor | None) -> int:
         if tensor is None:
@@ -62,7 +63,7 @@ def pack(weights: LlamaWeights, dtype: torch.dtype, quantization: Quantization |
         norms = (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_norm)
         numbers = [keep(None if norm is None else _wide(norm)) for norm in norms]
         for weight in (layer.qkv, layer.out, interleave(layer), layer.down):
-            panels, code = _panels(weight, dtype, quantization)
+            panels, code = _panels(weight, dtype, quantization, arena)
             numbers += [keep(panels), code]
             held.append((linear.KINDS[code], panels.nbytes))
         numbers += [keep(None if bias is None else _wide(bias)) for bias in (layer.qkv_bias, layer.out_bias)]
@@ -71,7 +72,7 @@ def pack(weights: LlamaWeights, dtype: torch.dtype, quantization: Quantization |
         flat += numbers
     is_tied = weights.head is None
     of_head = None if quantization is None else replace(quantization, num_bits=8)
-    head, head_code = _panels(weights.embedding if weights.head is None else weights.head, dtype, of_head)
+    head, head_code = _panels(weights.embedding if weights.head is None else weights.head, dtype, of_head, arena)
     rotary = (_wide(weights.cos), _wide(weights.sin))
     embedding = None if is_tied else weights.embedding.detach().to(dtype).contiguous()
     held += [(linear.KINDS[head_code], head.nbytes), ("rotary tables", 2 * rotary[0].nbytes)]
@@ -98,15 +99,17 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.float32, copy=True).contiguous()  # a view would keep a whole checkpoint alive
 
 
-def _panels(weight: Tensor, dtype: torch.dtype, quantization: Quantization | None) -> tuple[Tensor, int]:
+def _panels(
+    weight: Tensor, dtype: torch.dtype, quantization: Quantization | None, arena: linear.Arena
+) -> tuple[Tensor, int]:
     """Return packed panels and their DType."""
     grouped: PackedLinear | None = None
     if quantization is not None:
-        grouped = pack_groups(weight, None, quantization)
+        grouped = pack_groups(weight, None, quantization, arena=arena)
     if grouped is not None:
         assert grouped.code is not None
         return grouped.data, grouped.code
-    return linear.pack(weight.detach().to(dtype).contiguous()), native.DTYPES[dtype]
+    return linear.pack(weight.detach().to(dtype).contiguous(), arena)
 
 
 def interleave(layer: LayerWeights) -> Tensor:
@@ -186,5 +189,6 @@ def _shape(model: PackedLlama, k_cache: Tensor) -> Numbers:
         native.DTYPES[model.dtype],
         model.head_code,
         native.DTYPES[k_cache.dtype],
+        int(native.has_tiles()),
     )
     return (ctypes.c_int64 * len(numbers))(*numbers)

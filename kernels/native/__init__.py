@@ -54,6 +54,23 @@ def disabled() -> Iterator[None]:
         _num_disabled -= 1
 
 
+def has_tiles() -> bool:
+    """Whether linear layers in bfloat16 shall run on the matrix units of x86 (AMX).
+
+    That needs a processor, a compiler and a system that have them; SPECDEC_AMX=0 says no where they do.
+    """
+    chosen = os.environ.get("SPECDEC_AMX") or "1"
+    if chosen not in ("0", "1"):
+        raise ValueError(f"SPECDEC_AMX is {chosen!r}; it must be 0 or 1")
+    return chosen == "1" and enabled() and bool(function("specdec_has_tiles", "", "i")())
+
+
+def identity() -> str:
+    """Name the code that runs: the sources' and the processor's fingerprint, and whether tiles are used."""
+    loaded = library() if enabled() else None
+    return "plain PyTorch" if loaded is None else f"{Path(loaded._name).name} {has_tiles()}"
+
+
 @functools.cache
 def function(name: str, arguments: str, result: str | None = None) -> Callable[..., Any]:
     """Return the symbol `name`; `arguments` has one letter each: p pointer, i int64, f float.

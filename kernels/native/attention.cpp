@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "attention_load.h"
+#include "attention_tiles.h"
 #include "scratch.h"
 
 using namespace vec;
@@ -29,8 +30,8 @@ struct State {   // an unnormalised result over some keys
     float* out;  // [R, Dv padded]
     float* max;  // [R]
     float* sum;  // [R]
-    State(float* at, int64_t rows, int64_t width) : out(at), max(at + rows * width), sum(max + rows) {}
-    static int64_t floats(int64_t rows, int64_t width) { return rows * (width + 2); }
+    State(float* at, int64_t rows, int64_t width)
+        : out(at), max(at + state_floats(rows, width) - 2 * rows), sum(max + rows) {}
 };
 
 struct Pass {  // one item's buffers; its rows are (group, query, head of the group)
@@ -44,20 +45,28 @@ struct Pass {  // one item's buffers; its rows are (group, query, head of the gr
     Pass(const AttentionShape& s, const AttentionItem& i, const int32_t* tables)
         : shape(s), item(i), table(tables + i.row * s.table_stride), heads(s.H / s.G), group_rows(i.num_queries * heads),
           rows(group_rows * i.num_groups), DP(padded_width(s.D)), DvP(padded_width(s.Dv)) {
-        int64_t working = rows * (DP + W) + group_rows * TILE + TILE * DvP + DP * KEYS + DP;
-        float* at = thread_scratch(working + 2 * State::floats(rows, DvP));
+        const int64_t key_floats = DP * std::max(KEYS, TILE / 2), slack = 15;  // rows that products of tiles run over
+        int64_t working = (rows + slack) * (DP + W) + (group_rows + slack) * TILE + TILE * DvP + key_floats + DP + DvP;
+        float* at = thread_scratch(working + 2 * state_floats(rows, DvP));
         auto take = [&](int64_t floats) { return (at += floats) - floats; };
-        q = take(rows * DP), keys = take(DP * KEYS), scores = take(group_rows * TILE), values = take(TILE * DvP);
-        lane_sums = take(rows * W), zeros = take(DP), end = at;
-        std::fill(zeros, zeros + DP, 0.0f);
+        q = take((rows + slack) * DP), keys = take(key_floats), scores = take((group_rows + slack) * TILE);
+        values = take(TILE * DvP);
+        lane_sums = take(rows * W), zeros = take(DP + DvP), end = at;
+        std::fill(zeros, end, 0.0f);
     }
 
-    State state(int i) const { return State(end + i * State::floats(rows, DvP), rows, DvP); }
+    State state(int i) const { return State(end + i * state_floats(rows, DvP), rows, DvP); }
     int64_t begin() const {
         return shape.window ? std::max(shape.first_key, item.position - shape.window + 1) : shape.first_key;
     }
     int64_t end_position() const { return item.position + item.num_queries; }
 };
+
+SPECDEC_INLINE F scaled(F score, float scale, float softcap) {
+    score = score * scale;
+    if (softcap > 0) score = softcap * tanh(score / softcap);
+    return score * LOG2_E;
+}
 
 // scores[r][:] = q[r] . keys, for KEYS keys
 template <int ROWS>
@@ -84,9 +93,8 @@ void score_rows(const float* q, const float* keys, int64_t DP, float scale, floa
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
         for (int i = 0; i < 2; ++i) {
-            F score = (even[r][i] + odd[r][i]) * scale;
-            if (softcap > 0) score = softcap * tanh(score / softcap);
-            store(scores + r * TILE + i * W, score * LOG2_E);
+            F score = scaled(even[r][i] + odd[r][i], scale, softcap);
+            store(scores + r * TILE + i * W, score);
         }
 }
 
@@ -140,13 +148,15 @@ SPECDEC_INLINE void for_row_blocks(int64_t rows, Body body) {
 
 // One step of the online softmax for one row: scores become weights in place, and out is rescaled where the maximum
 // grew. [from, to): the keys of the tile that this row sees.
-SPECDEC_INLINE void soften_row(float* scores, int from, int to, float* max, float* lane_sum, float* out, int64_t width) {
+template <typename Scale>
+SPECDEC_INLINE void soften_row(float* scores, Scale scale, int from, int to, float* max, float* lane_sum, float* out,
+                               int64_t width) {
     constexpr int N = TILE / W;
     F score[N], top = splat(NONE);
     const bool is_cut = from > 0 || to < TILE;
 #pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
-        score[n] = load(scores + n * W);
+        score[n] = scale(load(scores + n * W));
         if (is_cut) {
             I at;
             for (int i = 0; i < W; ++i) at[i] = n * W + i;
@@ -201,8 +211,8 @@ void attend_tile(const Pass& pass, int64_t group, const T* k, const T* v, const 
     for (int64_t r = 0; r < pass.group_rows; ++r) {
         int64_t own = pass.item.position + r / pass.heads - tile.start;
         int first = shape.window ? std::max<int64_t>(from, own - shape.window + 1) : from;
-        soften_row(pass.scores + r * TILE, first, std::min<int64_t>(to, own + 1), max + r, sums + r * W,
-                   out + r * pass.DvP, pass.DvP);
+        soften_row(pass.scores + r * TILE, [](F score) { return score; }, first, std::min<int64_t>(to, own + 1), max + r,
+                   sums + r * W, out + r * pass.DvP, pass.DvP);
     }
     const bool in_place = pass.DvP == shape.Dv && (sizeof(T) == 4 || pass.group_rows <= 4 * BLOCK_ROWS);
     if (!in_place)
@@ -218,11 +228,62 @@ void attend_tile(const Pass& pass, int64_t group, const T* k, const T* v, const 
     });
 }
 
+#if SPECDEC_HAS_TILES
+
+// The same on matrix units.
+void attend_tile_in_tiles(const Pass& pass, int64_t group, const bf16* k, const bf16* v, const Tile& tile, const Tile& next,
+                          State& state) {
+    const AttentionShape& shape = pass.shape;
+    const int from = tile.from, to = tile.to;
+    const int64_t k_stride = shape.G * shape.D, v_stride = shape.G * shape.Dv, first_row = group * pass.group_rows;
+    const int64_t block = attention_tiles::block_rows(pass.group_rows);
+    const float* q = pass.q + first_row * shape.D;
+    float *max = state.max + first_row, *sums = pass.lane_sums + first_row * W, *out = state.out + first_row * shape.Dv;
+    bf16 *keys = (bf16*)pass.keys, *values = (bf16*)pass.values;
+    auto row = [&](const bf16* at, int key, int64_t stride) {
+        return key >= from && key < to ? at + tile.slots[key] * stride : (const bf16*)pass.zeros;
+    };
+    for (int part = 0; part < TILE; part += 16, keys += shape.D * 16) {
+        for (int key = std::max(part, next.from); key < std::min(part + 16, next.to); ++key) {
+            prefetch_row(k + next.slots[key] * k_stride, shape.D);
+            prefetch_row(v + next.slots[key] * v_stride, shape.Dv);
+        }
+        if (part + 16 <= from || part >= to) continue;
+        const bf16* rows[16];
+        for (int i = 0; i < 16; ++i) rows[i] = row(k, part + i, k_stride);
+        attention_tiles::pack_keys(rows, shape.D, keys);
+    }
+    for (int64_t r = 0; r < pass.group_rows; r += block)
+        attention_tiles::score(q + r * shape.D, shape.D, (const bf16*)pass.keys, pass.scores + r * TILE);
+    const float unit = shape.scale * LOG2_E;
+    auto scale = [&](F score) { return shape.softcap > 0 ? scaled(score, shape.scale, shape.softcap) : score * unit; };
+    for (int64_t query = 0, r = 0; query < pass.item.num_queries; ++query) {
+        const int64_t own = pass.item.position + query - tile.start;  // in the tile
+        const int first = shape.window ? std::max<int64_t>(from, own - shape.window + 1) : from;
+        const int last = std::min<int64_t>(to, own + 1);
+        for (int64_t head = 0; head < pass.heads; ++head, ++r) {
+            soften_row(pass.scores + r * TILE, scale, first, last, max + r, sums + r * W, out + r * shape.Dv, shape.Dv);
+            attention_tiles::split_weights(pass.scores + r * TILE);
+        }
+    }
+    const int64_t used = (pass.group_rows + block - 1) / block * block;
+    std::fill(pass.scores + pass.group_rows * TILE, pass.scores + used * TILE, 0.0f);
+    constexpr int STEP = attention_tiles::STEP;
+    for (int step = from / STEP; step * STEP < to; ++step)
+        for (int pair = 0, key = step * STEP; pair < STEP / 2; ++pair, key += 2)
+            attention_tiles::pack_values(row(v, key, v_stride), row(v, key + 1, v_stride), shape.Dv, pair,
+                                         values + step * STEP * shape.Dv);
+    for (int64_t r = 0; r < pass.group_rows; r += block)
+        attention_tiles::add_values(pass.scores + r * TILE, values, from, to, shape.Dv, out + r * shape.Dv);
+}
+
+#endif
+
 template <typename T>
 void attend_segment(const Pass& pass, const T* k, const T* v, int64_t segment, State state) {
     const AttentionShape& shape = pass.shape;
     std::fill(state.max, state.max + pass.rows, NONE);
-    std::fill(state.out, state.out + pass.rows * pass.DvP, 0.0f);
+    std::fill(state.out, state.max, 0.0f);
     std::fill(pass.lane_sums, pass.lane_sums + pass.rows * W, 0.0f);
     const int64_t begin = std::max(pass.begin(), segment * SEGMENT);
     const int64_t end = std::min(pass.end_position(), (segment + 1) * SEGMENT);
@@ -232,7 +293,15 @@ void attend_segment(const Pass& pass, const T* k, const T* v, int64_t segment, S
         tiles[i ^ 1].find(pass.table, shape.block_size, tiles[i].start + TILE, begin, end);
         for (int64_t g = 0; g < pass.item.num_groups; ++g) {
             int64_t group = pass.item.first_group + g;
-            attend_tile(pass, g, k + group * shape.D, v + group * shape.Dv, tiles[i], tiles[i ^ 1], state);
+            const T *k_group = k + group * shape.D, *v_group = v + group * shape.Dv;
+#if SPECDEC_HAS_TILES
+            if constexpr (sizeof(T) == 2)
+                if (shape.is_tiled()) {
+                    attend_tile_in_tiles(pass, g, k_group, v_group, tiles[i], tiles[i ^ 1], state);
+                    continue;
+                }
+#endif
+            attend_tile(pass, g, k_group, v_group, tiles[i], tiles[i ^ 1], state);
         }
     }
     for (int64_t r = 0; r < pass.rows; ++r) state.sum[r] = vec::sum(load(pass.lane_sums + r * W));
@@ -266,7 +335,13 @@ void finish(const AttentionShape& shape, const AttentionItem& item, State state,
         }
         weight = sum > 0 || sum != sum ? weight / sum : 0;
         float* row = state.out + r * DvP;
-        if (shape.kv_dtype == BFLOAT16) put_pairs_in_order(row, DvP);
+#if SPECDEC_HAS_TILES
+        if (shape.is_tiled())
+            attention_tiles::put_in_order(row, DvP);
+        else
+#endif
+            if (shape.kv_dtype == BFLOAT16)
+            put_pairs_in_order(row, DvP);
         for (int64_t d = 0; d < shape.Dv; d += W)
             store_first(out + (query * shape.H + head) * shape.Dv + d, load(row + d) * weight, shape.Dv - d);
     }
@@ -287,6 +362,15 @@ void attend(const AttentionShape& shape, const AttentionItem& item, const void* 
         int64_t group = item.first_group + r / pass.group_rows;
         int64_t query = item.first_query + r % pass.group_rows / pass.heads;
         int64_t at = query * shape.q_stride + (group * pass.heads + r % pass.heads) * shape.D;
+#if SPECDEC_HAS_TILES
+        if (shape.is_tiled()) {
+            if (shape.q_dtype == BFLOAT16)
+                attention_tiles::split_query((const bf16*)q + at, shape.D, pass.q + r * shape.D);
+            else
+                attention_tiles::split_query((const float*)q + at, shape.D, pass.q + r * shape.D);
+            continue;
+        }
+#endif
         if (shape.q_dtype == BFLOAT16)
             widen_row((const bf16*)q + at, shape.D, pass.DP, pass.q + r * pass.DP);
         else
@@ -295,7 +379,7 @@ void attend(const AttentionShape& shape, const AttentionItem& item, const void* 
     const int64_t first = item.first_segment, end = item.end_segment;
     if (item.part >= 0) {
         for (int64_t s = first; s < end; ++s) {
-            int64_t at = item.part + (s - first) * State::floats(pass.rows, pass.DvP);
+            int64_t at = item.part + (s - first) * state_floats(pass.rows, pass.DvP);
             attend_segment(pass, k, v, s, State(parts + at, pass.rows, pass.DvP));
         }
         return;
@@ -315,18 +399,20 @@ void attention_team(Team& team, const AttentionShape& shape, const AttentionPlan
                     float* parts) {
     auto run_item = [&](int64_t i) {
         const AttentionItem& item = plan.items[i];
+        if (shape.is_tiled()) tiles::enter(attention_tiles::block_rows(item.num_queries * (shape.H / shape.G)));
         if (shape.kv_dtype == BFLOAT16)
             attend(shape, item, q, (const bf16*)k_cache, (const bf16*)v_cache, block_tables, sinks, out, parts);
         else
             attend(shape, item, q, (const float*)k_cache, (const float*)v_cache, block_tables, sinks, out, parts);
     };
     team.share(plan.items.size(), run_item);
+    if (shape.is_tiled()) tiles::leave();
     if (plan.merges.empty()) return;
     auto run_merge = [&](int64_t i) {
         const AttentionItem& whole = plan.merges[i];
         const int64_t rows = whole.num_queries * (shape.H / shape.G) * whole.num_groups, width = padded_width(shape.Dv);
         auto state = [&](int64_t s) {
-            return State(parts + whole.part + s * State::floats(rows, width), rows, width);
+            return State(parts + whole.part + s * state_floats(rows, width), rows, width);
         };
         for (int64_t s = 1; s < whole.end_segment - whole.first_segment; ++s) merge(state(0), state(s), rows, width);
         finish(shape, whole, state(0), sinks, out);

@@ -14,8 +14,11 @@ struct AttentionShape {
     int64_t block_size, table_stride, window;  // window: 0 sees everything
     float scale, softcap;                      // softcap: 0 has none
     int64_t q_dtype, kv_dtype, out_dtype;
+    int64_t may_tile;  // whether attention_tiles.h may be used, where it fits
     int64_t q_stride = H * D;  // between tokens
     int64_t first_key = 0;     // no query sees the positions before it
+
+    bool is_tiled() const { return may_tile && kv_dtype == BFLOAT16 && D % 64 == 0 && Dv % 64 == 0; }
 };
 
 struct AttentionItem {  // work that one thread does: some queries of one row, the heads of some groups, some segments
@@ -34,6 +37,9 @@ struct AttentionPlan {
 };
 
 inline int64_t padded_width(int64_t width) { return (width + 2 * vec::W - 1) / (2 * vec::W) * (2 * vec::W); }
+
+// Of a partial result of so many rows: products of tiles run over into rows of slack.
+inline int64_t state_floats(int64_t rows, int64_t width) { return (rows + 15) * width + 2 * rows; }
 
 void plan_attention(const AttentionShape& shape, const int32_t* seq_lens, const int32_t* cu_query_lens, int64_t num_rows,
                     int64_t num_threads, AttentionPlan& plan);

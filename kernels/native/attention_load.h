@@ -28,8 +28,8 @@ struct Tile {
 };
 
 template <typename T>
-SPECDEC_INLINE void prefetch_row(const T* row, int64_t width) {
-    for (int64_t byte = 0; byte < width * (int64_t)sizeof(T); byte += 64) __builtin_prefetch((const char*)row + byte);
+SPECDEC_INLINE void prefetch_row(const T* row, int64_t width) {  // into the second cache: the first is full
+    for (int64_t byte = 0; byte < width * (int64_t)sizeof(T); byte += 64) __builtin_prefetch((const char*)row + byte, 0, 2);
 }
 
 // [width] -> [padded], the rest zero

@@ -17,7 +17,7 @@ namespace {
 
 struct Shape {  // the order of fields is that of the numbers in eagle_forward/kernel.py
     int64_t width, feature_width, num_feature_norms, H, G, D, mlp, V, draft_V, rotary_width, num_positions, block_size,
-        embedding_dtype, cache_dtype, window, is_residual_normed, is_feedback_normed;
+        embedding_dtype, cache_dtype, window, is_residual_normed, is_feedback_normed, may_tile;
 };
 
 struct Weights {  // likewise; pointers, null where the head has none
@@ -47,7 +47,7 @@ class Head {
     Head(const Shape& s, const Weights& w, const Step& now, float e, float scale) : shape(s), weights(w), step(now), eps(e) {
         q_width = s.H * s.D, kv_width = 2 * s.G * s.D;
         attention = {s.H, s.G, s.D, s.D, s.block_size, now.table_stride, s.window, scale, 0.0f, FLOAT32, s.cache_dtype,
-                     FLOAT32};
+                     FLOAT32, s.may_tile};
         attention.first_key = 1;
     }
 
@@ -68,25 +68,26 @@ class Head {
 
     void take_scratch(bool is_draft) {
         const int64_t n = step.num_rows, widest = std::max({2 * shape.width, q_width, shape.mlp});
+        const int64_t inputs = Activations::floats(n, widest);
         const int64_t sizes[] = {n * 2 * shape.width,  // hidden, embedded
-                                 n * kv_width, is_draft * n * 2 * q_width, n * (1 + is_draft) * widest,
+                                 n * kv_width, is_draft * n * 2 * q_width, (1 + is_draft) * inputs,
                                  is_draft * n * shape.draft_V, parts_floats, 2 * n};
         int64_t total = 64 * 10;
         for (int64_t size : sizes) total += size;
         float* at = call_scratch(total);
         auto take = [&](int64_t floats) { return (at += (floats + 15) / 16 * 16) - (floats + 15) / 16 * 16; };
-        hidden = take(n * shape.width), embedded = take(n * shape.width), kv = take(n * kv_width), x = take(n * widest);
+        hidden = take(n * shape.width), embedded = take(n * shape.width), kv = take(n * kv_width), x = take(inputs);
         tokens = (int64_t*)take(2 * n);
         if (is_draft) {
-            q = take(n * q_width), mixed = take(n * q_width), gated = take(n * widest);
+            q = take(n * q_width), mixed = take(n * q_width), gated = take(inputs);
             logits = take(n * shape.draft_V), parts = take(parts_floats);
         }
     }
 
     void keep_all(Team& team) {
         const int64_t n = step.num_rows;
-        const Activations pairs(x, n, 2 * shape.width);
-        team.share(n, [&](int64_t r) {
+        const Activations pairs(x, n, 2 * shape.width, weights.kv.dtype);
+        share_tokens(team, pairs, [&](int64_t r) {
             tokens[r] = step.token_ids[r];
             std::memcpy(hidden + r * shape.width, step.features + r * shape.width, shape.width * sizeof(float));
             put_pair(pairs, r);
@@ -115,8 +116,10 @@ class Head {
     // One more token for the first n rows.
     void draft(Team& team, int64_t s) {
         const int64_t n = step.num_active[s], width = shape.width;
-        const Activations pairs(x, n, 2 * width), attended(x, n, q_width), narrow(x, n, width), gates(gated, n, shape.mlp);
-        team.share(n, [&](int64_t r) { put_pair(pairs, r); });
+        const Activations pairs(x, n, 2 * width, weights.q.dtype), attended(x, n, q_width, weights.out.dtype);
+        const Activations narrow(x, n, width, weights.gate_up.dtype), last(x, n, width, weights.head.dtype);
+        const Activations gates(gated, n, shape.mlp, weights.down.dtype);
+        share_tokens(team, pairs, [&](int64_t r) { put_pair(pairs, r); });
         linear_team(team, linear(weights.q, weights.q_bias, q_width, 2 * width), pairs, {Destination::FLOAT, q});
         linear_team(team, linear(weights.kv, weights.kv_bias, kv_width, 2 * width), pairs, {Destination::FLOAT, kv});
         team.share(n, [&](int64_t r) {
@@ -128,19 +131,19 @@ class Head {
         attention_team(team, attention, plans[s], q, step.k_cache, step.v_cache, step.block_tables, nullptr, mixed, parts);
         pack_team(team, mixed, FLOAT32, attended);
         linear_team(team, linear(weights.out, weights.out_bias, width, q_width), attended, {Destination::ADD, hidden});
-        team.share(n, [&](int64_t r) { norm_into(hidden + r * width, weights.post_norm, eps, narrow, r); });
+        share_tokens(team, narrow, [&](int64_t r) { norm_into(hidden + r * width, weights.post_norm, eps, narrow, r); });
         const int64_t gate_up_width = (shape.mlp + W - 1) / W * PANEL;
         linear_team(team, linear(weights.gate_up, nullptr, gate_up_width, width), narrow,
                     {Destination::GATE, nullptr, &gates});
         linear_team(team, linear(weights.down, nullptr, width, shape.mlp), gates, {Destination::ADD, hidden});
-        team.share(n, [&](int64_t r) {
+        share_tokens(team, last, [&](int64_t r) {
             if (shape.is_feedback_normed) norm_head(hidden + r * width, weights.norm, eps, width);
-            if (!shape.is_feedback_normed) return norm_into(hidden + r * width, weights.norm, eps, narrow, r);
-            const Activations::Column column = narrow.column(r);
+            if (!shape.is_feedback_normed) return norm_into(hidden + r * width, weights.norm, eps, last, r);
+            const Activations::Column column = last.column(r);
             for (int64_t d = 0; d < width; d += W) column.put(d, load_first(hidden + r * width + d, width - d), width - d);
         });
         float* scores = step.logits ? step.logits : logits;
-        linear_team(team, linear(weights.head, nullptr, shape.draft_V, width), narrow, {Destination::FLOAT, scores});
+        linear_team(team, linear(weights.head, nullptr, shape.draft_V, width), last, {Destination::FLOAT, scores});
         team.share(n, [&](int64_t r) { choose(scores + r * shape.draft_V, r, s); });
     }
 
@@ -225,7 +228,7 @@ void specdec_eagle_fuse(const void* shape_numbers, const void* weight_numbers, c
     const Shape& shape = *(const Shape*)shape_numbers;
     const Weights& weights = *(const Weights*)weight_numbers;
     const int64_t K = shape.feature_width, parts = shape.num_feature_norms;
-    const Activations x(call_scratch(T * K), T, K);
+    const Activations x(call_scratch(Activations::floats(T, K)), T, K, weights.fc.dtype);
     const Linear fc{weights.fc.data, weights.fc_bias, shape.width, K, weights.fc.dtype};
     Team::run(worthwhile_threads(K * shape.width * (T + 3) / 4, num_threads), [&](Team& team) {
         if (parts)

@@ -10,6 +10,10 @@
 #include "groups.h"
 #include "scratch.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 using namespace vec;
 
 namespace {
@@ -164,39 +168,67 @@ void multiply_panel(const Linear& layer, int64_t p, const Activations& x, float*
     }
 }
 
+const bf16* tiled_panel(const Linear& layer, int64_t p) {
+    return (const bf16*)layer.weights + p * tiles::steps(layer.K) * 2 * tiles::SIZE;
+}
+
 // bytes of one panel
 int64_t group_bytes(int64_t K, int64_t dtype) {
     return K / groups::SIZE * (without_bytes(dtype) == GROUPS_4 ? groups::BYTES_4 : groups::BYTES_8);
 }
 
+struct Tokens {  // whose sums are at hand
+    int64_t first, count;
+};
+
 template <typename Put>
-SPECDEC_INLINE void for_outputs(const float* sums, const Linear& layer, int64_t num_tokens, int64_t column, Put put) {
+SPECDEC_INLINE void for_outputs(const float* sums, const Linear& layer, Tokens tokens, int64_t column, Put put) {
     for (int h = 0; h < 2; ++h) {
         int64_t at = column + h * W, width = std::min<int64_t>(W, layer.N - at);
         if (width <= 0) return;
         F b = layer.bias ? load_first(layer.bias + at, width) : F{};
-        for (int64_t t = 0; t < num_tokens; ++t) put(t * layer.N + at, load(sums + t * PANEL + h * W) + b, width);
+        for (int64_t t = 0; t < tokens.count; ++t)
+            put((tokens.first + t) * layer.N + at, load(sums + t * PANEL + h * W) + b, width);
     }
 }
 
-void finish(const float* sums, const Linear& layer, int64_t num_tokens, int64_t column, const Destination& to) {
+void finish(const float* sums, const Linear& layer, Tokens tokens, int64_t column, const Destination& to) {
     float* out = (float*)to.out;
     switch (to.kind) {
         case Destination::FLOAT:
-            return for_outputs(sums, layer, num_tokens, column, [&](int64_t at, F y, int64_t n) { store_first(out + at, y, n); });
+            return for_outputs(sums, layer, tokens, column, [&](int64_t at, F y, int64_t n) { store_first(out + at, y, n); });
         case Destination::BF16:
-            return for_outputs(sums, layer, num_tokens, column,
+            return for_outputs(sums, layer, tokens, column,
                                [&](int64_t at, F y, int64_t n) { store_first((bf16*)to.out + at, y, n); });
         case Destination::ADD:
-            return for_outputs(sums, layer, num_tokens, column, [&](int64_t at, F y, int64_t n) {
+            return for_outputs(sums, layer, tokens, column, [&](int64_t at, F y, int64_t n) {
                 store_first(out + at, load_first(out + at, n) + y, n);
             });
         case Destination::GATE:
-            for (int64_t t = 0; t < num_tokens; ++t) {
+            for (int64_t t = 0; t < tokens.count; ++t) {
                 F gate = load(sums + t * PANEL), value = load(sums + t * PANEL + W);
-                to.next->column(t).put(column / 2, silu(gate) * value, to.next->K - column / 2);
+                to.next->column(tokens.first + t).put(column / 2, silu(gate) * value, to.next->K - column / 2);
             }
     }
+}
+
+void linear_tiles(Team& team, const Linear& layer, const Activations& x, const Destination& to, int64_t chunk) {
+    tiles::enter();
+    auto one_panel = [&](int64_t p) {
+        alignas(64) float sums[tiles::BLOCK_ROWS * PANEL];
+        for (int64_t first = 0; first < x.num_tokens; first += tiles::BLOCK_ROWS) {
+            const int64_t count = std::min(tiles::BLOCK_ROWS, x.num_tokens - first);
+            const bf16* inputs = x.tiled() + first / tiles::ROWS * tiles::steps(x.K) * tiles::SIZE;
+            if (layer.dtype == BFLOAT16_TILES)
+                tiles::multiply(tiled_panel(layer, p), inputs, count, x.K, sums);
+            else
+                tiles::multiply_codes((const uint8_t*)layer.weights + p * group_bytes(x.K, layer.dtype), inputs, count, x.K,
+                                      sums);
+            finish(sums, layer, {first, count}, p * PANEL, to);
+        }
+    };
+    team.share((layer.N + PANEL - 1) / PANEL, one_panel, chunk);
+    tiles::leave();
 }
 
 template <typename X>
@@ -216,9 +248,37 @@ void pack_panel(const T* weight, T* packed, int64_t N, int64_t K, int64_t p) {
         }
 }
 
+void pack_tiles(const bf16* weight, bf16* packed, int64_t N, int64_t K, int64_t p) {
+    const int64_t padded = tiles::steps(K) * tiles::DEPTH;
+    packed += p * padded * PANEL;
+    for (int64_t j = 0; j < PANEL; ++j)
+        for (int64_t k = 0, n = p * PANEL + j; k < padded; ++k)
+            packed[tiles::weight_place(j, k)] = n < N && k < K ? weight[n * K + k] : 0;
+}
+
+void put_codes_in_tiles(const uint8_t* codes, int64_t N, int64_t K, int64_t p, uint8_t* packed) {
+    for (int64_t n = p * PANEL; n < std::min(N, (p + 1) * PANEL); ++n)
+        for (int64_t k = 0; k < K; ++k) {
+            uint8_t* group = packed + p * group_bytes(K, GROUPS_8) + k / groups::SIZE * groups::BYTES_8;
+            group[groups::HALVES + tiles::weight_place(n % PANEL, k % groups::SIZE)] = codes[n * K + k];
+        }
+}
+
+template <typename X>
+void pack_token(const X* x, const Activations::Column& to, int64_t K) {
+    for (int64_t k = 0; k < K; k += W) to.put(k, load_first(x + k, K - k), K - k);
+}
+
 }  // namespace
 
 void pack_team(Team& team, const void* x, int64_t dtype, const Activations& to) {
+    if (to.is_tiled)
+        return team.share(to.num_tokens, [&](int64_t t) {
+            if (dtype == BFLOAT16)
+                pack_token((const bf16*)x + t * to.K, to.column(t), to.K);
+            else
+                pack_token((const float*)x + t * to.K, to.column(t), to.K);
+        });
     constexpr int64_t STEP = 256;
     const int64_t K = to.K, steps = (K + STEP - 1) / STEP;
     team.share(to.num_blocks * steps, [&](int64_t i) {
@@ -236,14 +296,16 @@ void linear_team(Team& team, const Linear& layer, const Activations& x, const De
     if (in_bytes) team.share(x.num_tokens, [&](int64_t t) { rounded.put(t, x.data + t * x.K); });
     const int64_t panels = (layer.N + PANEL - 1) / PANEL;
     // Neighbouring panels for one thread, so that what it fetches ahead is mostly its own.
-    const int64_t chunk = std::max<int64_t>(1, panels / (16 * team.size()));
+    int64_t chunk = std::max<int64_t>(1, panels / (16 * team.size()));
+    if (to.kind == Destination::GATE) chunk = (chunk + 1) / 2 * 2;  // two panels fill a cache line of the next inputs
+    if (x.is_tiled) return linear_tiles(team, layer, x, to, chunk);
     auto one_panel = [&](int64_t p) {
         float* sums = thread_scratch(x.num_tokens * PANEL);
         if (in_bytes)
             multiply_bytes(layer.dtype, (const uint8_t*)layer.weights + p * group_bytes(layer.K, layer.dtype), rounded, sums);
         else
             multiply_panel(layer, p, x, sums);
-        finish(sums, layer, x.num_tokens, p * PANEL, to);
+        finish(sums, layer, {0, x.num_tokens}, p * PANEL, to);
     };
     team.share(panels, one_panel, chunk);
 }
@@ -254,6 +316,16 @@ void unpack_row(const Linear& layer, int64_t n, float* row) {
     const float* wide = (const float*)layer.weights + panel * layer.K * PANEL + output;
     float decoded[groups::SIZE * PANEL];
     for (int64_t k = 0; k < layer.K; ++k) {
+        if (layer.dtype == GROUPS_8_TILES) {
+            const uint8_t* group = (const uint8_t*)layer.weights + (panel * num_groups + k / groups::SIZE) * groups::BYTES_8;
+            const int8_t code = group[groups::HALVES + tiles::weight_place(output, k % groups::SIZE)];
+            row[k] = groups::from_half(((const uint16_t*)group)[output]) * code;
+            continue;
+        }
+        if (layer.dtype == BFLOAT16_TILES) {
+            row[k] = to_float(tiled_panel(layer, panel)[tiles::weight_place(output, k)]);
+            continue;
+        }
         if (layer.dtype <= BFLOAT16) {
             row[k] = layer.dtype == BFLOAT16 ? to_float(narrow[k * PANEL]) : wide[k * PANEL];
             continue;
@@ -273,10 +345,21 @@ extern "C" {
 
 int64_t specdec_panel() { return PANEL; }
 
+// Asks for large pages, before anything is written there; the system may have none.
+void specdec_ask_for_large_pages(void* memory, int64_t bytes) {
+#if defined(__linux__)
+    constexpr int64_t PAGE = 1 << 21;
+    const int64_t from = ((int64_t)memory + PAGE - 1) / PAGE * PAGE, to = ((int64_t)memory + bytes) / PAGE * PAGE;
+    if (from < to) madvise((void*)from, to - from, MADV_HUGEPAGE);
+#endif
+}
+
 void specdec_pack(const void* weight, void* packed, int64_t N, int64_t K, int64_t dtype, int64_t num_threads) {
     Team::run(num_threads, [&](Team& team) {
         team.share((N + PANEL - 1) / PANEL, [&](int64_t p) {
-            if (dtype == BFLOAT16)
+            if (dtype == BFLOAT16_TILES)
+                pack_tiles((const bf16*)weight, (bf16*)packed, N, K, p);
+            else if (dtype == BFLOAT16)
                 pack_panel((const bf16*)weight, (bf16*)packed, N, K, p);
             else
                 pack_panel((const float*)weight, (float*)packed, N, K, p);
@@ -290,19 +373,23 @@ void specdec_pack_groups(const uint8_t* codes, const uint16_t* d, const uint16_t
                          int64_t K, int64_t dtype, int64_t num_threads) {
     Team::run(num_threads, [&](Team& team) {
         team.share((N + PANEL - 1) / PANEL,
-                   [&](int64_t p) { groups::pack_panel(codes, d, m, N, K, p, dtype == GROUPS_4, packed); });
+                   [&](int64_t p) {
+                       groups::pack_panel(codes, d, m, N, K, p, dtype == GROUPS_4, packed);
+                       if (dtype == GROUPS_8_TILES) put_codes_in_tiles(codes, N, K, p, packed);
+                   });
     });
 }
 
 void specdec_linear(const void* x, const void* weights, const float* bias, void* out, int64_t num_tokens, int64_t N,
                     int64_t K, int64_t x_dtype, int64_t w_dtype, int64_t out_dtype, int64_t num_threads) {
     const Linear layer{weights, bias, N, K, w_dtype};
-    float* at = call_scratch(num_tokens * K + ByteActivations::floats(num_tokens, K));
-    const Activations packed(at, num_tokens, K, most_rows(w_dtype));
+    const int64_t floats = Activations::floats(num_tokens, K);
+    float* at = call_scratch(floats + ByteActivations::floats(num_tokens, K));
+    const Activations packed(at, num_tokens, K, w_dtype);
     const Destination to{out_dtype == BFLOAT16 ? Destination::BF16 : Destination::FLOAT, out};
     Team::run(worthwhile_threads(num_tokens * N * K, num_threads), [&](Team& team) {
         pack_team(team, x, x_dtype, packed);
-        linear_team(team, layer, packed, to, at + num_tokens * K);
+        linear_team(team, layer, packed, to, at + floats);
     });
 }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "team.h"
+#include "tiles.h"
 #include "vec.h"
 
 constexpr int PANEL = 2 * vec::W;  // outputs a panel holds
@@ -13,41 +14,67 @@ struct Linear {
     int64_t dtype;
 };
 
-// Inputs of a linear layer, in float: tokens in nearly equal blocks of at most MAX_ROWS, each [K][rows].
+inline bool takes_bytes(int64_t dtype) { return dtype == GROUPS_4_BYTES || dtype == GROUPS_8_BYTES; }
+inline bool takes_tiles(int64_t dtype) { return dtype >= BFLOAT16_TILES; }
+inline int64_t without_bytes(int64_t dtype) { return takes_bytes(dtype) ? dtype - 2 : dtype; }
+
+// Inputs of a linear layer as its weights want them: in float, tokens in nearly equal blocks of at most MAX_ROWS (of one,
+// where they become bytes), each [K][rows]; or in bfloat16, in tiles.
 struct Activations {
     static constexpr int64_t MAX_ROWS = 12;  // tokens a micro-kernel takes: 24 accumulators, 2 weights, 1 activation
 
     float* data;
     int64_t num_tokens, K, num_blocks, block_size, rest;
+    bool is_tiled;
 
-    // most_rows: 1 where a layer takes its inputs token by token (takes_bytes)
-    Activations(float* to, int64_t tokens, int64_t width, int64_t most_rows = MAX_ROWS)
-        : data(to), num_tokens(tokens), K(width), num_blocks((tokens + most_rows - 1) / most_rows),
-          block_size(tokens / std::max<int64_t>(1, num_blocks)), rest(tokens % std::max<int64_t>(1, num_blocks)) {}
+    // dtype: of the layer's weights
+    Activations(float* to, int64_t tokens, int64_t width, int64_t dtype)
+        : data(to), num_tokens(tokens), K(width), is_tiled(takes_tiles(dtype)) {
+        const int64_t most_rows = is_tiled ? tiles::ROWS : takes_bytes(dtype) ? 1 : MAX_ROWS;
+        num_blocks = (tokens + most_rows - 1) / most_rows;
+        block_size = tokens / std::max<int64_t>(1, num_blocks), rest = tokens % std::max<int64_t>(1, num_blocks);
+    }
+
+    // room that is enough for any dtype
+    static int64_t floats(int64_t tokens, int64_t width) { return std::max(tokens * width, tiles::floats(tokens, width)); }
 
     int64_t start(int64_t block) const { return block * block_size + std::min(block, rest); }
     int64_t rows(int64_t block) const { return block_size + (block < rest); }
+    vec::bf16* tiled() const { return (vec::bf16*)data; }
 
-    struct Column {  // one token: number k lies at[k * stride]
-        float* at;
+    struct Column {  // one token
+        float* at;       // number k lies at[k * stride]
         int64_t stride;
+        vec::bf16* row;  // or in its row of tiles; else null
+        int64_t K;
 
+        // count: numbers that are left of this part of the token, of which v holds the first
         void put(int64_t k, vec::F v, int64_t count) const {
+            if (row) return tiles::put(row, K, k, v, count);
             if (stride == 1) return vec::store_first(at + k, v, count);
-            for (int64_t i = 0; i < std::min<int64_t>(vec::W, count); ++i) at[(k + i) * stride] = v[i];
+            float lanes[vec::W];
+            vec::store(lanes, v);
+            for (int64_t i = 0; i < std::min<int64_t>(vec::W, count); ++i) at[(k + i) * stride] = lanes[i];
         }
     };
 
     Column column(int64_t token) const {
+        if (is_tiled) return {nullptr, 0, tiles::row(tiled(), token, K), K};
         int64_t large = rest * (block_size + 1);
         int64_t block = token < large ? token / (block_size + 1) : rest + (token - large) / block_size;
-        return {data + start(block) * K + token - start(block), rows(block)};
+        return {data + start(block) * K + token - start(block), rows(block), nullptr, K};
     }
 };
 
-inline bool takes_bytes(int64_t dtype) { return dtype >= GROUPS_4_BYTES; }
-inline int64_t most_rows(int64_t dtype) { return takes_bytes(dtype) ? 1 : Activations::MAX_ROWS; }
-inline int64_t without_bytes(int64_t dtype) { return takes_bytes(dtype) ? dtype - 2 : dtype; }
+// Calls body(t) for every token of x, for which it makes the inputs. Tokens of a block of floats lie in the same cache
+// lines, which two threads would take from each other at every number: they go to one.
+template <typename Body>
+void share_tokens(Team& team, const Activations& x, Body body) {
+    if (x.is_tiled) return team.share(x.num_tokens, body);
+    team.share(x.num_blocks, [&](int64_t b) {
+        for (int64_t t = x.start(b); t < x.start(b) + x.rows(b); ++t) body(t);
+    });
+}
 
 // What becomes of the sums: kept, rounded, added to what is there, or gated into the inputs of the next layer.
 struct Destination {
@@ -58,7 +85,7 @@ struct Destination {
 
 // Called by every thread of the team.
 void pack_team(Team& team, const void* x, int64_t dtype, const Activations& to);  // x [T, K]
-// x with most_rows(layer.dtype); bytes: room for ByteActivations::floats(x.num_tokens, x.K) where the layer takes them
+// x made for layer.dtype; bytes: room for ByteActivations::floats(x.num_tokens, x.K) where the layer takes them
 void linear_team(Team& team, const Linear& layer, const Activations& x, const Destination& to, float* bytes = nullptr);
 
 // One row of the weights, in float.

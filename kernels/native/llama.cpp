@@ -17,7 +17,7 @@ namespace {
 
 struct Shape {  // the order of fields is that of the numbers in llama_forward/kernel.py
     int64_t num_layers, width, H, G, D, mlp, V, rotary_width, num_positions, block_size, embedding_dtype, head_dtype,
-        cache_dtype;
+        cache_dtype, may_tile;
 };
 
 struct Layer {  // likewise; pointers
@@ -57,7 +57,7 @@ class Forward {
   public:
     Forward(const Model& m, const Step& s, int64_t num_threads) : model(m), step(s), shape(m.shape) {
         attention = {shape.H, shape.G, shape.D, shape.D, shape.block_size, s.table_stride, 0, m.scale, 0.0f,
-                     FLOAT32, shape.cache_dtype, FLOAT32};
+                     FLOAT32, shape.cache_dtype, FLOAT32, shape.may_tile};
         qkv_width = (shape.H + 2 * shape.G) * shape.D;
         out_width = shape.H * shape.D;
         // Layers see all of the context or a window of it; each kind is cut once a step.
@@ -75,11 +75,12 @@ class Forward {
         }
         const int64_t T = s.num_tokens, rows = std::max(T, s.num_logits);
         const int64_t widest = std::max({shape.width, out_width, shape.mlp});
-        float* at = call_scratch(T * (shape.width + qkv_width + out_width) + rows * 2 * widest + parts_floats +
+        const int64_t inputs = Activations::floats(rows, widest);
+        float* at = call_scratch(T * (shape.width + qkv_width + out_width) + 2 * inputs + parts_floats +
                                  ByteActivations::floats(rows, widest) + 64 * 7);
         auto take = [&](int64_t floats) { return (at += (floats + 15) / 16 * 16) - (floats + 15) / 16 * 16; };
         hidden = take(T * shape.width), qkv = take(T * qkv_width), mixed = take(T * out_width);
-        first = take(rows * widest), second = take(rows * widest), parts = take(parts_floats);
+        first = take(inputs), second = take(inputs), parts = take(parts_floats);
         bytes = take(ByteActivations::floats(rows, widest));
     }
 
@@ -89,8 +90,8 @@ class Forward {
         team.share(T, [&](int64_t t) { embed(t); });
         for (int64_t i = 0; i < shape.num_layers; ++i) run_layer(team, i);
         team.share(T, [&](int64_t t) { keep_feature(shape.num_layers, t); });
-        const Activations last(first, step.num_logits, shape.width, most_rows(shape.head_dtype));
-        team.share(step.num_logits, [&](int64_t i) {
+        const Activations last(first, step.num_logits, shape.width, shape.head_dtype);
+        share_tokens(team, last, [&](int64_t i) {
             norm_into(hidden + step.logits_indices[i] * shape.width, model.norm, model.eps, last, i);
         });
         mark(ELEMENTWISE);
@@ -112,11 +113,11 @@ class Forward {
     void run_layer(Team& team, int64_t index) {
         const Layer& layer = model.layers[index];
         const int64_t T = step.num_tokens;
-        const Activations x(first, T, shape.width, most_rows(layer.qkv.dtype));
-        const Activations attended(first, T, out_width, most_rows(layer.out.dtype));
-        const Activations y(first, T, shape.width, most_rows(layer.gate_up.dtype));
-        const Activations gated(second, T, shape.mlp, most_rows(layer.down.dtype));
-        team.share(T, [&](int64_t t) {
+        const Activations x(first, T, shape.width, layer.qkv.dtype);
+        const Activations attended(first, T, out_width, layer.out.dtype);
+        const Activations y(first, T, shape.width, layer.gate_up.dtype);
+        const Activations gated(second, T, shape.mlp, layer.down.dtype);
+        share_tokens(team, x, [&](int64_t t) {
             keep_feature(index, t);
             norm_into(hidden + t * shape.width, layer.input_norm, model.eps, x, t);
         });
@@ -134,7 +135,7 @@ class Forward {
         linear_team(team, linear(layer.out, layer.out_bias, shape.width, out_width), attended,
                     {Destination::ADD, hidden}, bytes);
         mark(LINEARS);
-        team.share(T, [&](int64_t t) { norm_into(hidden + t * shape.width, layer.post_norm, model.eps, y, t); });
+        share_tokens(team, y, [&](int64_t t) { norm_into(hidden + t * shape.width, layer.post_norm, model.eps, y, t); });
         mark(ELEMENTWISE);
         const int64_t gate_up_width = (shape.mlp + W - 1) / W * PANEL;
         linear_team(team, linear(layer.gate_up, nullptr, gate_up_width, shape.width), y,

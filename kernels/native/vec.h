@@ -273,4 +273,5 @@ SPECDEC_INLINE F silu(F x) { return x / (1.0f + exp(-x)); }
 }  // namespace vec
 
 enum DType : int64_t { FLOAT32 = 0, BFLOAT16 = 1, FLOAT64 = 2, GROUPS_4 = 3, GROUPS_8 = 4,  // groups.h
-                       GROUPS_4_BYTES = 5, GROUPS_8_BYTES = 6 };                 // the same, by bytes.h
+                       GROUPS_4_BYTES = 5, GROUPS_8_BYTES = 6,                   // the same, by bytes.h
+                       BFLOAT16_TILES = 7, GROUPS_8_TILES = 8 };                 // tiles.h

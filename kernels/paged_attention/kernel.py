@@ -46,6 +46,7 @@ def paged_attention(
         native.DTYPES[q.dtype],
         native.DTYPES[k_cache.dtype],
         native.DTYPES[out.dtype],
+        int(native.has_tiles()),
     )
     native.function("specdec_paged_attention", "pppppppppiiffi")(
         q.data_ptr(),

@@ -5,7 +5,7 @@ chance is a logistic model, learned online as independent Gaussians over its few
 (assumed-density filtering with the extended Kalman filter's update for a logistic observation; the
 averaged prediction is MacKay's, "The evidence framework applied to classification networks", 1992):
 
-    c = sigmoid(place[source, j] + slope[source] * logit(confidence) + own[request])
+    c = sigmoid(place[source, j] + slope[source] * logit(confidence) + own[request, source])
 
 `place` is the prior that all requests share, `own` what is particular to one request. All forget.
 """
@@ -13,6 +13,7 @@ averaged prediction is MacKay's, "The evidence framework applied to classificati
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,7 @@ PLACE_VARIANCE, OWN_VARIANCE, SLOPE_VARIANCE = 2.0, 2.5, 0.25
 MAX_CONFIDENCE = 0.995  # a proposer that says 1.0 means "very sure"
 PLACE_MEMORY, OWN_MEMORY = 0.998, 0.95  # share of what is known that outlives an outcome
 SLEEP_MEMORY = 0.98  # share of what is known of a request that outlives a step without outcome
+NUM_CASES = 16  # confidences of past offers that stand for those of the next
 MAX_MOVE = 2.0  # of a weight in one step, in log-odds
 
 
@@ -115,7 +117,8 @@ class Acceptance:
     def __init__(self) -> None:
         self._places: dict[tuple[str, bool], _Weights] = {}
         self._slopes: dict[str, _Weights] = {}
-        self._own: dict[str, tuple[float, float, int]] = {}  # mean, variance, step
+        self._own: dict[str, dict[str, tuple[float, float, int]]] = {}  # request, source: mean, variance, step
+        self._said: dict[str, deque[tuple[float, ...]]] = {}
 
     def keep(self, request_ids: set[str]) -> None:
         """Forget all requests but these."""
@@ -141,7 +144,7 @@ class Acceptance:
         self, asks: Sequence[Ask | Outcome], deepest: int, step: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Mean and variance of the log-odds and the confidences' log-odds, each [R, K]."""
-        own = np.array([self._belief(ask.request_id, step) for ask in asks])
+        own = np.array([self._belief(ask.request_id, ask.source, step) for ask in asks])
         mean, variance = np.repeat(own[:, :1], deepest, axis=1), np.repeat(own[:, 1:], deepest, axis=1)
         x = np.zeros((len(asks), deepest))
         kinds = [(ask.source, bool(ask.confidences)) for ask in asks]
@@ -158,6 +161,30 @@ class Acceptance:
                 mean[rows] += slope.mean[0] * x[rows]
                 variance[rows] += slope.variance[0] * x[rows] ** 2
         return mean, variance, x
+
+    def note(self, offers: Sequence[Ask]) -> None:
+        """Remember what offers said of themselves, the last few of each source: what the next may say."""
+        for offer in offers:
+            if offer.confidences:
+                self._said.setdefault(offer.source, deque(maxlen=NUM_CASES)).append(offer.confidences)
+
+    def cases(
+        self, request_ids: Sequence[str], source: str, depth: int, step: int, *, by_confidence: bool = True
+    ) -> np.ndarray:
+        """Conditional chances of drafts that `source` has not made yet, [R, S, depth]: each row in S cases.
+
+        A case is what an offer of late said of itself, behind its end as at its last place; where none has
+        spoken there is one, without.
+        """
+        own = np.array([self._belief(request_id, source, step) for request_id in request_ids])
+        said = self._said.get(source) if by_confidence else None
+        places = self._place(source, bool(said), depth)
+        mean, variance = places.mean[None, :depth], places.variance[None, :depth]
+        if said:
+            x = logit(np.array([(*c, *[c[-1]] * depth)[:depth] for c in said]))
+            slope = self._slope(source)
+            mean, variance = mean + slope.mean[0] * x, variance + slope.variance[0] * x**2
+        return _moderated(mean[None] + own[:, 0, None, None], variance[None] + own[:, 1, None, None])
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         """Take the outcomes of one step's rows, one a request.
@@ -200,7 +227,7 @@ class Acceptance:
 
     def _learn_own(self, outcomes: Sequence[Outcome], step: int, which: set[str], seen: _Evidence) -> None:
         """Each request's own weight, from its row."""
-        beliefs = [self._belief(outcome.request_id, step) for outcome in outcomes]
+        beliefs = [self._belief(outcome.request_id, outcome.source, step) for outcome in outcomes]
         rest = 1.0 + seen.slope * (seen.variance - np.array([variance for _, variance in beliefs])[:, None])
         information = (seen.slope / rest).sum(axis=1).tolist()
         pull = (seen.surprise / rest).sum(axis=1).tolist()
@@ -214,11 +241,12 @@ class Acceptance:
             kept = OWN_MEMORY ** counts[r]
             again = (1.0 - kept) / OWN_VARIANCE
             precision *= kept
-            self._own[outcome.request_id] = (precision * mean / (precision + again), 1.0 / (precision + again), step)
+            known = self._own.setdefault(outcome.request_id, {})
+            known[outcome.source] = (precision * mean / (precision + again), 1.0 / (precision + again), step)
 
-    def _belief(self, request_id: str, step: int) -> tuple[float, float]:
+    def _belief(self, request_id: str, source: str, step: int) -> tuple[float, float]:
         """Mean and variance of a request's own weight, as of this step; nothing is changed."""
-        own = self._own.get(request_id)
+        own = self._own.get(request_id, {}).get(source)
         if own is None:
             return 0.0, OWN_VARIANCE
         mean, variance, known = own

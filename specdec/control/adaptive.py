@@ -15,6 +15,7 @@ import numpy as np
 
 from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
 from specdec.control.acceptance import Acceptance, Ask, Outcome
+from specdec.control.asking import NOBODY, Asking, best_asking, net_value
 from specdec.control.cost import ForwardCost
 from specdec.control.load import Load, Sources
 from specdec.control.planning import Costs, Shape, best_shape, shapes_by_depth
@@ -154,11 +155,14 @@ class AdaptiveLength:
     def _settle(self, free: Sequence[Shape], costly: Sequence[Shape]) -> tuple[Shape, int]:
         """The best shape, or the one of the level that is served now where the best is hardly better.
 
-        A level is a depth where drafting costs passes; where it is free there is but on and off.
+        A level is a depth where drafting costs passes; where it may be free there is but on and off, and whether
+        the model is asked besides is found out when the free offers are known.
         """
-        levels = {0: free[0]} | {shape.max_depth: shape for shape in costly}
-        if len(free) > 1:
-            levels[FREE] = free[-1]
+        levels = {0: free[0]}
+        if not self.sources.free:
+            levels |= {shape.max_depth: shape for shape in costly}
+        elif drafting := [*free[1:], *costly[1:]]:
+            levels[FREE] = max(drafting, key=lambda shape: shape.rate)
         best = max(levels, key=lambda level: levels[level].rate)
         kept = levels.get(self.level)
         if best and kept is not None and levels[best].rate <= kept.rate * (1.0 + MARGIN):
@@ -208,7 +212,7 @@ class AdaptiveLength:
             room = depth if is_planned else most
             if room:
                 self._room[request.request_id] = room
-            if depth and (self.level != FREE or self._kind == "probe"):  # what is free is not asked of a model
+            if depth and not self.sources.free:
                 self._asked[request.request_id] = depth
 
     def budget(self, request: Request) -> int:
@@ -221,20 +225,44 @@ class AdaptiveLength:
         """The offer from which most accepted drafts are expected; the earlier one of equals."""
         return max(range(len(offers)), key=lambda i: self._expected_of(row, offers[i]))
 
-    def wants_model_draft(self, row: Row, free: Offer) -> int:
-        """How many drafts to ask of the model: what was planned, unless the free offer makes it a waste."""
-        if self.sources.costly is None or self.draft is None:
-            return 0
-        request_id = row.request.request_id
-        asked = min(self._asked.get(request_id, 0), row.max_drafts)
-        if asked and free.token_ids:
-            chances = self.acceptance.chances([Ask(request_id, self.sources.costly, asked)], self.step)
-            more = float(np.cumprod(chances).sum()) - self._expected_of(row, free)
-            rows = max(len(self._asked), 1)
-            price = asked * self.draft.at(rows) / rows * (self._shape.rate if self._shape else 0.0)
-            asked = asked if more > price else 0
-        self._asked[request_id] = asked
-        return asked
+    def model_depths(self, rows: Sequence[Row], free: Sequence[Offer]) -> list[int]:
+        """How many drafts to ask of the model for each row, now that the free offers are known."""
+        depths = [0] * len(rows)
+        able = [i for i, row in enumerate(rows) if row.max_drafts]
+        if able and self.sources.costly is not None and self.draft is not None:
+            if self._kind == "probe":
+                asked, depth = [i for i in able if not free[i].token_ids], self.limits.num_speculative_tokens
+            else:
+                asking = self._whom_to_ask(rows, able, free)
+                asked, depth = [able[r] for r in asking.rows], asking.depth
+            for i in asked:
+                depths[i] = min(depth, rows[i].max_drafts)
+        self._asked = {row.request.request_id: depth for row, depth in zip(rows, depths, strict=True) if depth}
+        return depths
+
+    def _whom_to_ask(self, rows: Sequence[Row], able: Sequence[int], free: Sequence[Offer]) -> Asking:
+        """The rows for which the model's passes pay, or a probe of them where none do."""
+        assert self.sources.costly is not None and self.draft is not None
+        load = Load.of(rows)
+        most = np.array([rows[i].max_drafts for i in able])
+        size, deepest = len(able), int(most.max())
+        names = [rows[i].request.request_id for i in able]
+        given = self.acceptance.chances([self._ask(rows[i], free[i]) for i in able], self.step)
+        verify = load.verifying(self.verify, 2 * size * deepest)
+        base = best_shape(load.decoding, np.cumprod(given, axis=1), Costs(verify))
+        beside = verify[base.num_drafts :][: size * deepest + 1 : size]
+        extra = (beside - beside[0]) / size
+        looks = self.sources.looks
+        chances = self.acceptance.cases(names, self.sources.costly, deepest, self.step, by_confidence=looks)
+        chances = np.where(np.arange(deepest) < most[:, None, None], chances, 0.0)
+        value = net_value(chances, extra, base.rate)
+        if given.size:
+            value = value - net_value(given[:, None], extra, base.rate)[:, -1:]
+        behind = sum(max(self._lags.get(name, 1) - 2, 0) for name in names)
+        asking = best_asking(value, self.draft.span(0, size), base.rate, self.draft.at(behind) / OPENING_STEPS)
+        if asking.gain > 0.0 or self.probes.model_is_due(self.step, -asking.gain / load.decoding):
+            return asking
+        return NOBODY
 
     def _ask(self, row: Row, offer: Offer) -> Ask:
         most = min(len(offer.token_ids), row.max_drafts)
@@ -253,7 +281,9 @@ class AdaptiveLength:
         if self._is_plain:
             return Batch(plan.rows)
         offered = [(i, row, offer) for i, (row, offer) in enumerate(zip(plan, drafts, strict=True)) if offer.token_ids]
-        chances = self.acceptance.chances([self._ask(row, offer) for _, row, offer in offered], self.step)
+        asks = [self._ask(row, offer) for _, row, offer in offered]
+        self.acceptance.note(asks)
+        chances = self.acceptance.chances(asks, self.step)
         if self.sources.looks and self._kind != "probe":
             depths: Sequence[int] = self._worthwhile(plan, np.cumprod(chances, axis=1))
         else:

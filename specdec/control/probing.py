@@ -25,6 +25,7 @@ class Probes:
         self.next_draft = 0
         self._last_draft = -FIRST_CREDIT
         self._last_plain: dict[int, int] = {}
+        self._last_model = -FIRST_CREDIT
 
     def draft_is_due(self, step: int, loss: float) -> bool:
         """True where a probe with drafts can be afforded now; it is then taken to be made."""
@@ -39,6 +40,13 @@ class Probes:
         """True where a step without drafts can be afforded, for a number of rows like this one."""
         last = self._last_plain.setdefault(rows.bit_length(), step - FIRST_CREDIT // 2)
         return step >= last + _interval(step, loss)
+
+    def model_is_due(self, step: int, loss: float) -> bool:
+        """True where asking a model can be afforded while free offers serve; it is then taken to be made."""
+        if step < self._last_model + _interval(step, loss):
+            return False
+        self._last_model = step
+        return True
 
     def saw_plain(self, step: int, rows: int) -> None:
         """A step without drafts was served, for whatever reason."""

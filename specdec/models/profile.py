@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from specdec.kernels import native
 from specdec.models.forward_batch import Segment
 from specdec.models.runner import ModelRunner
 from specdec.models.sources import cache_directory
@@ -26,7 +27,7 @@ SHAPES = ((1, 1), (4, 1), (8, 1), (16, 1), (8, 4), (32, 1), (16, 4), (32, 4), (6
 """Rows and tokens a row, the cheap ones first; a size that comes twice is kept as its dearer."""
 CONTEXT = 512  # cached tokens a row has in the last measurement
 WORTH_KEEPING = 0.5  # seconds; what is measured faster is measured every time
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +106,14 @@ def _time(runner: ModelRunner, rows: int, width: int, context: int, end: float) 
 
 
 def _key(runner: ModelRunner, most_tokens: int) -> str:
-    """Names model, device, precision and threads: what the seconds depend on."""
+    """Names model, device, precision, kernels and threads: what the seconds depend on."""
     model = runner.model
+    fast = model.fast
+    packed = None if fast is None else [fast.head_code, sorted({kind for kind, _ in fast.held})]
     device = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else platform.processor()
     facts = [
         _VERSION, str(model.path), str(model.config), str(model.dtype), str(model.device), device or platform.machine(),
-        torch.get_num_threads(), model.fast is not None, most_tokens, torch.__version__,
+        torch.get_num_threads(), packed, native.identity(), most_tokens, torch.__version__,
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 

@@ -71,10 +71,10 @@ class OfferPolicy(Protocol):
         """Which offer is taken: an index of `offers`, in the order of the proposers, none of them empty."""
         ...
 
-    def wants_model_draft(self, row: Row, free: Offer) -> int:
-        """How many drafts to ask of the proposer that costs a forward, at most row.max_drafts; 0: none.
+    def model_depths(self, rows: Sequence[Row], free: Sequence[Offer]) -> Sequence[int]:
+        """How many drafts to ask of the proposer that costs a forward, of each row at most max_drafts; 0: none.
 
-        free   the offer taken of those that cost nothing; NO_OFFER where there is none
+        free   of each row the offer taken of those that cost nothing; NO_OFFER where there is none
         """
         ...
 
@@ -109,6 +109,7 @@ class MostExpected:
         """The offer that promises most; the earlier one of equals."""
         return max(range(len(offers)), key=lambda i: expected_accepted(offers[i]))
 
-    def wants_model_draft(self, row: Row, free: Offer) -> int:
-        """All the room, unless the free offer is enough."""
-        return 0 if expected_accepted(free) >= self.free_is_enough else row.max_drafts
+    def model_depths(self, rows: Sequence[Row], free: Sequence[Offer]) -> list[int]:
+        """All the room of each row, unless its free offer is enough."""
+        is_enough = [expected_accepted(offer) >= self.free_is_enough for offer in free]
+        return [0 if enough else row.max_drafts for row, enough in zip(rows, is_enough, strict=True)]

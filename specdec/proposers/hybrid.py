@@ -43,7 +43,7 @@ class HybridProposer:
         offered = [proposer.propose(plan).offers for proposer in self.free]
         best = [self._best(row, [offers[i] for offers in offered]) for i, row in enumerate(plan)]
         if self.costly is not None:
-            rows = [replace(row, max_drafts=self._wanted(row, offer)) for row, offer in zip(plan, best, strict=True)]
+            rows = self._asking(plan.rows, best)
             costly = self.costly.propose(replace(plan, rows=tuple(rows))).offers
             best = [self._best(row, [free, own]) for row, free, own in zip(plan, best, costly, strict=True)]
         return Drafts(tuple(best))
@@ -55,14 +55,18 @@ class HybridProposer:
             return full[0] if full else NO_OFFER
         return full[self.policy.choose(row, full)]
 
-    def _wanted(self, row: Row, free: Offer) -> int:
-        """Drafts to ask of the model: what the policy wants, within the row's room and the model's length."""
-        if not row.max_drafts:
-            return 0
-        most = row.max_drafts
-        if self.costly is not None and self.costly.max_draft_position is not None:
-            most = min(most, self.costly.max_draft_position - row.request.num_tokens)
-        return max(min(most, self.policy.wants_model_draft(row, free)), 0)
+    def _asking(self, rows: Sequence[Row], free: Sequence[Offer]) -> list[Row]:
+        """The rows as the model shall see them: with room for what the policy wants of it."""
+        able = [replace(row, max_drafts=self._model_room(row)) for row in rows]
+        wanted = self.policy.model_depths(able, free)
+        return [
+            replace(row, max_drafts=max(min(depth, row.max_drafts), 0)) for row, depth in zip(able, wanted, strict=True)
+        ]
+
+    def _model_room(self, row: Row) -> int:
+        """The row's room within the model's length."""
+        last = self.costly.max_draft_position if self.costly is not None else None
+        return row.max_drafts if last is None else max(min(row.max_drafts, last - row.request.num_tokens), 0)
 
     def observe(self, batch: Batch, verdict: Verdict, features: Tensor | None) -> None:
         """All hear the verdict."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import specdec
 from specdec.batch import NO_OFFER, Offer, Row
-from specdec.control.acceptance import Outcome
+from specdec.control.acceptance import Ask, Outcome
 from specdec.control.adaptive import AdaptiveLength
 from specdec.control.cost import ForwardCost
 from specdec.control.load import Sources
@@ -23,6 +23,7 @@ def policy(free_is_right: bool, draft_seconds: float = 0.0005) -> AdaptiveLength
     draft = ForwardCost(512, {1: draft_seconds, 512: 2 * draft_seconds})
     controller = AdaptiveLength(FixedLength(4, None), sources, ForwardCost(512, {1: 0.01, 512: 0.02}), draft)
     controller.probes.plain_is_due = lambda *_: False  # type: ignore[method-assign]
+    controller.probes.model_is_due = lambda *_: False  # type: ignore[method-assign]
     for step in range(30):
         controller.acceptance.learn([Outcome(f"a{step}", "model", 4, 4)], step)
         controller.acceptance.learn([Outcome(f"b{step}", "lookup", 4, 4 if free_is_right else 0)], step)
@@ -35,7 +36,7 @@ def asked(controller: AdaptiveLength, free: Offer) -> int:
     request = decoding("r")
     controller.prepare([request], [])
     row = Row(request, 9, 1, controller.budget(request))
-    return controller.wants_model_draft(row, free)
+    return controller.model_depths([row], [free])[0]
 
 
 LOOKUP = Offer((1, 2, 3, 4), "lookup")
@@ -49,6 +50,52 @@ def test_the_model_is_asked_where_nothing_is_free_or_what_is_free_is_wrong() -> 
 
 def test_the_model_is_not_asked_where_its_passes_cost_more_than_they_bring() -> None:
     assert asked(policy(free_is_right=False, draft_seconds=1.0), NO_OFFER) == 0
+
+
+def test_the_model_is_asked_for_the_rows_it_serves_only() -> None:
+    """One row has a good free offer, one has none; passes over one row are what is paid."""
+    controller = policy(free_is_right=True)
+    requests = [decoding("a"), decoding("b")]
+    controller.prepare(requests, [])
+    rows = [Row(request, 9, 1, controller.budget(request)) for request in requests]
+    assert list(controller.model_depths(rows, [LOOKUP, NO_OFFER])) == [0, 4]
+
+
+def test_a_free_proposer_that_is_seldom_heard_does_not_keep_the_model_silent() -> None:
+    """Lookup is always right where it speaks, which says nothing of the steps where it is silent."""
+    controller, request = policy(free_is_right=True), decoding("r")
+    for step in range(30, 60):
+        controller.acceptance.learn([Outcome("r", "lookup", 4, 4)], step)
+    assert asked(controller, NO_OFFER) == 4 and controller.budget(request) == 4
+
+
+def test_a_draft_that_knows_when_it_is_right_is_asked_where_its_average_would_not_pay() -> None:
+    """One offer in four is surely right, the others surely wrong and not verified; against one that cannot tell."""
+    for tells in (True, False):
+        controller = policy(free_is_right=False, draft_seconds=0.0007)
+        controller.verify = ForwardCost(512, {1: 0.01, 2: 0.014, 512: 2.0})
+        for step in range(200):
+            right = step % 4 == 0
+            sure = ((0.99 if right else 0.01) if tells else 0.3,) * 4
+            controller.acceptance.note([Ask(f"c{step}", "model", 4, sure)])
+            controller.acceptance.learn([Outcome(f"c{step}", "model", 4, 4 if right else 0, sure)], step)
+        controller.step = 200
+        request = decoding("r")
+        row = Row(request, 9, 1, 4)
+        controller._kind = "plan"
+        assert (controller.model_depths([row], [NO_OFFER])[0] > 0) == tells
+
+
+def test_a_model_that_was_passed_over_is_tried_again() -> None:
+    """Seldom, and by what that costs."""
+    controller = policy(free_is_right=True, draft_seconds=0.002)
+    del controller.probes.model_is_due  # type: ignore[method-assign]
+    row, tried = Row(decoding("r"), 9, 1, 4), []
+    controller._kind = "plan"
+    for step in range(1000, 3000):
+        controller.step = step
+        tried.append(controller.model_depths([row], [LOOKUP])[0] > 0)
+    assert 5 < sum(tried) < 100
 
 
 def test_the_better_offer_is_taken() -> None:
@@ -70,4 +117,4 @@ def test_an_adaptive_hybrid_says_what_the_target_says(toy: str) -> None:
         params = {"max_tokens": 40, "seed": 3, "temperature": temperature}
         assert ids(made, PROMPTS, **params) == ids(llm(toy), PROMPTS, **params)
     assert_clean(made)
-    assert controller.totals.num_steps > 40
+    assert 20 < controller.totals.num_steps < 80  # 240 tokens

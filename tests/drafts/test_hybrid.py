@@ -34,8 +34,8 @@ class Chance:
     def choose(self, row: Row, offers: Sequence[Offer]) -> int:
         return self.rng.randrange(len(offers))
 
-    def wants_model_draft(self, row: Row, free: Offer) -> int:
-        return self.rng.choice([0, 0, 0, 1, 5, 99])
+    def model_depths(self, rows: Sequence[Row], free: Sequence[Offer]) -> list[int]:
+        return [self.rng.choice([0, 0, 0, 1, 5, 99]) for _ in rows]
 
 
 def _drive(made: LLM, prompts: list[list[int]], **params: Any) -> list[Emitted]:
@@ -104,8 +104,8 @@ def test_a_model_that_was_passed_over_still_drafts_as_well(
 
 def test_free_offers_save_the_models_passes(toy: str, answers: dict[tuple[int, ...], list[int]]) -> None:
     class Never(Chance):
-        def wants_model_draft(self, row: Row, free: Offer) -> int:
-            return 0
+        def model_depths(self, rows: Sequence[Row], free: Sequence[Offer]) -> list[int]:
+            return [0] * len(rows)
 
     with _hybrid(llm(toy, toy, 4), [Oracle(answers)], Never(0)) as made:
         runner, calls = made.engine.proposer.costly.runner, []  # type: ignore[attr-defined]
@@ -156,8 +156,7 @@ def test_the_policy_without_a_controller_takes_what_promises_most() -> None:
     row = Row(specdec.request.Request("r", [1], specdec.SamplingParams()), 0, 1, 4)
     assert MostExpected().choose(row, [unsure, sure]) == 1
     assert MostExpected().choose(row, [sure, sure]) == 0
-    assert MostExpected().wants_model_draft(row, sure) == 0
-    assert MostExpected().wants_model_draft(row, NO_OFFER) == 4
+    assert MostExpected().model_depths([row, row], [sure, NO_OFFER]) == [0, 4]
     assert expected_accepted(sure) == pytest.approx(1.71)
 
 

@@ -167,6 +167,16 @@ def test_report_refuses_to_mix_settings(tmp_path: Path, toy: str, capsys: pytest
     assert "differ in settings" in capsys.readouterr().err
 
 
+def test_the_profile_of_attention(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "attention.jsonl"
+    options = ["--target", toy, "--out", str(out), "--steps", "2", "--quantization", "none"]
+    assert profile.main([*options, "--attention", "--rows", "1,2", "--keys", "24", "--queries", "1,3"]) == 0
+    _, *cases = results.read(out)
+    assert [(case["rows"], case["queries"]) for case in cases] == [(1, 1), (1, 3), (2, 1), (2, 3)]
+    assert all(case["attention"] > 0 for case in cases) and cases[2]["read"] == 2 * cases[0]["read"] > 0
+    assert "attention / read" in capsys.readouterr().out
+
+
 def test_profile_and_agreement(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "profile.jsonl"
     options = ["--target", toy, "--out", str(out), "--quantization", "int8-a8"]

@@ -11,6 +11,11 @@ from specdec.kernels import native
 from specdec.kernels.write_kv import write_kv
 
 needs_native = pytest.mark.skipif(not native.enabled(), reason="no C++ compiler, or SPECDEC_KERNELS=reference")
+needs_tiles = pytest.mark.skipif(not native.has_tiles(), reason="no AMX on this machine, or SPECDEC_AMX=0")
+BFLOAT16_WAYS = [pytest.param("1", marks=needs_tiles, id="tiles"), pytest.param("0", id="floats")]  # of SPECDEC_AMX
+WAYS = [pytest.param(torch.float32, "0", id="float32")] + [
+    pytest.param(torch.bfloat16, *way.values, marks=way.marks, id=f"bfloat16 {way.id}") for way in BFLOAT16_WAYS
+]
 
 
 def assert_as_good_as(

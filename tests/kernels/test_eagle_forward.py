@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_oracles import needs_native
+from kernel_oracles import WAYS, needs_native, needs_tiles
 
 from specdec.kernels.eagle_forward import EagleWeights, Pairs, draft, fuse, keep, pack_eagle
+from specdec.kernels.linear import groups
 from specdec.kernels.llama_forward import LayerWeights, LlamaShape
 
 WIDTH, STREAMS, VOCAB, DRAFT_VOCAB, BLOCK_SIZE = 48, 96, 97, 41, 8
@@ -94,9 +95,13 @@ def test_every_variant_is_another_function(variant: str) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
-    packed = pack_eagle(head(), dtype)
+@pytest.mark.parametrize("num_bits", [None, 8])
+@pytest.mark.parametrize(("dtype", "amx"), WAYS)
+def test_a_row_has_the_same_bits_in_any_company(
+    dtype: torch.dtype, amx: str, num_bits: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_AMX", amx)
+    packed = pack_eagle(head(), dtype, num_bits)
     lens = [40, 17, 2]
     together = run(packed, lens, [3, 3, 3], dtype)
     tokens, streams, tables = rows(lens, 3)
@@ -131,6 +136,23 @@ def test_one_call_of_depth_three_is_three_calls_of_depth_one() -> None:
         token, feature = made.token_ids[:, 0], made.features
         assert token[0] == whole.token_ids[0, step]
     assert torch.equal(feature, whole.features)
+
+
+@needs_tiles
+@pytest.mark.parametrize("num_bits", [None, 8])
+def test_tiles_stay_close(num_bits: int | None) -> None:
+    weights = head()
+    weights = replace(weights, layer=replace(weights.layer, qkv=from_four_bits(weights.layer.qkv)))
+    wide, tiled = (run(pack_eagle(weights, *how), [30], [1]) for how in ((torch.float32,), (torch.bfloat16, num_bits)))
+    error = (wide.logits - tiled.logits).abs().mean() / wide.logits.abs().mean()
+    assert 1e-4 < error < 0.05
+
+
+def from_four_bits(weight: torch.Tensor) -> torch.Tensor:
+    """Half of the rows as codes of 4 bits decode: queries and keys may not end in two layouts."""
+    found = groups.to_groups(weight[: len(weight) // 2], 4)
+    assert found is not None
+    return torch.cat([groups.decode(found), weight[len(weight) // 2 :]])
 
 
 @needs_native

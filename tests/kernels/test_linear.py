@@ -2,11 +2,17 @@
 
 import pytest
 import torch
-from kernel_oracles import assert_as_good_as, assert_rows_do_not_notice_each_other, needs_native
+from kernel_oracles import (
+    WAYS,
+    assert_as_good_as,
+    assert_rows_do_not_notice_each_other,
+    needs_native,
+    needs_tiles,
+)
 from torch.nn import functional as F
 
 from specdec.kernels import native
-from specdec.kernels.linear import Quantization, groups, linear, pack, pack_groups, reference
+from specdec.kernels.linear import Quantization, groups, kernel, linear, pack, pack_groups, reference
 
 SHAPES = [(1, 1), (32, 16), (33, 17), (31, 300), (96, 257), (160, 576)]  # N, K
 DTYPES = [torch.float32, torch.bfloat16]
@@ -17,9 +23,12 @@ def make(N: int, K: int, dtype: torch.dtype, num_tokens: int) -> tuple[torch.Ten
     return tuple(torch.randn(s, generator=generator).to(dtype) for s in [(N, K), (N,), (num_tokens, K)])  # type: ignore
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "amx"), WAYS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_linear_is_as_good_as_pytorch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_linear_is_as_good_as_pytorch(
+    shape: tuple[int, int], dtype: torch.dtype, amx: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_AMX", amx)
     for num_tokens in (1, 2, 7, 12, 13, 33, 100):
         weight, bias, x = make(*shape, dtype, num_tokens)
         for b in (bias, None):
@@ -28,9 +37,12 @@ def test_linear_is_as_good_as_pytorch(shape: tuple[int, int], dtype: torch.dtype
 
 
 @needs_native
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "amx"), WAYS)
 @pytest.mark.parametrize("shape", [(33, 17), (160, 576)])
-def test_a_token_has_the_same_bits_in_any_company(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_a_token_has_the_same_bits_in_any_company(
+    shape: tuple[int, int], dtype: torch.dtype, amx: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_AMX", amx)
     weight, bias, x = make(*shape, dtype, 40)
     packed = pack(weight, bias)
     assert_rows_do_not_notice_each_other(lambda rows: linear(rows, packed), x)
@@ -39,23 +51,105 @@ def test_a_token_has_the_same_bits_in_any_company(shape: tuple[int, int], dtype:
 
 
 @needs_native
-def test_bits_do_not_depend_on_threads() -> None:
-    weight, bias, x = make(160, 576, torch.bfloat16, 9)
+@pytest.mark.parametrize(("dtype", "amx"), WAYS)
+def test_bits_do_not_depend_on_threads(dtype: torch.dtype, amx: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_AMX", amx)
+    weight, bias, x = make(1000, 576, dtype, 9)  # enough work for a second thread
     packed = pack(weight, bias)
     before = torch.get_num_threads()
+    results = []
     try:
-        torch.set_num_threads(1)
-        alone = linear(x, packed)
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            results.append(linear(x, packed))
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(alone, linear(x, packed))
+    assert torch.equal(*results)
 
 
 @needs_native
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_packing_loses_nothing(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "amx"), WAYS)
+def test_packing_loses_nothing(dtype: torch.dtype, amx: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_AMX", amx)
     weight, _, _ = make(70, 19, dtype, 1)
-    assert torch.equal(reference.unpack(pack(weight).data, 70), weight)
+    unpacked = reference.unpack(pack(weight).data, 70)
+    assert torch.equal(unpacked[:, :19], weight) and not unpacked[:, 19:].any()
+
+
+@needs_tiles
+@pytest.mark.parametrize("shape", [*SHAPES, (40, 1537)])
+def test_tiles_multiply_inputs_rounded_to_bfloat16(shape: tuple[int, int]) -> None:
+    """Against the twin in float64, a float32 sum of K products may be off by K 2**-24 of their magnitudes."""
+    for num_tokens in (1, 16, 17, 33, 70):
+        weight, bias, _ = make(*shape, torch.bfloat16, 0)
+        x = make(*shape, torch.float32, num_tokens)[2]
+        data, code = kernel.pack(weight)
+        assert code == kernel.TILES
+        found = kernel.linear(x, data, code, bias.float(), shape[0], torch.empty(num_tokens, shape[0])).double()
+        rounded = x.to(torch.bfloat16).double()
+        bound = (rounded.abs() @ weight.double().abs().T + bias.double().abs()) * (shape[1] + 1) * 2**-24
+        assert ((found - F.linear(rounded, weight.double(), bias.double())).abs() <= bound).all()
+        assert torch.allclose(found.float(), reference.rounded_linear(x, weight, bias), atol=2 * bound.max().item())
+        kept = F.linear(x.double(), weight.double(), bias.double())
+        assert ((found - kept).abs() > bound).any(), "the check can tell rounded inputs from whole ones"
+
+
+@needs_tiles
+@pytest.mark.parametrize("shape", [(2, 32), (33, 96), (160, 576)])
+def test_codes_in_tiles_multiply_inputs_rounded_to_bfloat16(shape: tuple[int, int]) -> None:
+    """Against what codes stand for, with a bound as above: a sum of K products, and one of as many groups."""
+    weight, bias, _ = make(*shape, torch.float32, 0)
+    found = groups.to_groups(weight, 8)
+    assert found is not None
+    data, code = kernel.pack_groups(found, None, kernel.CODES_IN_TILES), kernel.CODES_IN_TILES
+    codes = groups.decode(found).double()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return kernel.linear(x, data, code, bias, shape[0], torch.empty(len(x), shape[0]))
+
+    x = make(*shape, torch.float32, 40)[2]
+    rounded = x.to(torch.bfloat16).double()
+    bound = (rounded.abs() @ codes.abs().T + bias.abs()) * (2 * shape[1] + 1) * 2**-24
+    assert ((run(x) - F.linear(rounded, codes, bias.double())).abs() <= bound).all()
+    assert ((run(x) - F.linear(x.double(), codes, bias.double())).abs() > bound).any()
+    assert_rows_do_not_notice_each_other(run, x)
+
+
+@needs_tiles
+def test_tiles_keep_a_row_that_is_no_number_to_itself() -> None:
+    weight, _, x = make(33, 40, torch.bfloat16, 20)
+    packed = pack(weight)
+    whole = linear(x, packed)
+    x[2, 39], x[17, 0] = float("nan"), float("inf")
+    broken = linear(x, packed)
+    assert broken[2].isnan().all() and not broken[17].isfinite().any()
+    others = [i for i in range(20) if i not in (2, 17)]
+    assert torch.equal(broken[others], whole[others])
+
+
+@needs_native
+def test_without_tiles_bfloat16_weights_have_the_bits_of_float32_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, bias, x = make(70, 300, torch.bfloat16, 15)
+    wide = linear(x.float(), pack(weight.float(), bias.float())).to(torch.bfloat16)
+    monkeypatch.setenv("SPECDEC_AMX", "0")
+    packed = pack(weight, bias)
+    assert torch.equal(linear(x, packed), wide)
+    monkeypatch.setenv("SPECDEC_AMX", "1")
+    assert torch.equal(linear(x, packed), wide), "a layer keeps the way it was packed for"
+    monkeypatch.setenv("SPECDEC_AMX", "yes")
+    with pytest.raises(ValueError, match="SPECDEC_AMX is 'yes'"):
+        pack(weight)
+
+
+@needs_native
+def test_weights_of_one_arena_share_its_memory_and_nothing_else() -> None:
+    arena = kernel.Arena(1 << 12)
+    weights = [make(40, k, torch.float32, 0)[0] for k in (3, 5, 70)]  # the last is larger than what is left
+    packed = [kernel.pack(weight, arena)[0] for weight in weights]
+    assert all(data.data_ptr() % 64 == 0 for data in packed)
+    assert packed[0].untyped_storage().data_ptr() == packed[1].untyped_storage().data_ptr()
+    for weight, data in zip(weights, packed, strict=True):
+        assert torch.equal(reference.unpack(data, 40), weight)
 
 
 def from_codes(N: int, K: int, num_bits: int) -> torch.Tensor:

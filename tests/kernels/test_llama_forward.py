@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_oracles import needs_native
+from kernel_oracles import BFLOAT16_WAYS, WAYS, needs_native, needs_tiles
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -24,6 +24,7 @@ from specdec.kernels.llama_forward import (
     LlamaWeights,
     llama_forward,
     pack_llama,
+    reference,
 )
 
 SIZES: dict[str, Any] = {
@@ -80,7 +81,7 @@ def weights_of(model: Any) -> LlamaWeights:
                 window=getattr(config, "sliding_window", None) if "Mistral" in type(model).__name__ else None,
             )
         )
-    shape = LlamaShape(6, 2, 16, config.rms_norm_eps, 16**-0.5)
+    shape = LlamaShape(6, 2, config.head_dim, config.rms_norm_eps, config.head_dim**-0.5)
     head = None if config.tie_word_embeddings else model.lm_head.weight
     return LlamaWeights(shape, decoder.embed_tokens.weight, tuple(layers), decoder.norm.weight, head, cos[0], sin[0])
 
@@ -88,12 +89,16 @@ def weights_of(model: Any) -> LlamaWeights:
 class Rows:
     """Rows of tokens that advance through a paged cache, each with every third block of it."""
 
-    def __init__(self, prompts: list[list[int]], num_layers: int = 3, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        prompts: list[list[int]],
+        num_layers: int = 3,
+        dtype: torch.dtype = torch.float32,
+        head_dim: int = 16,
+    ) -> None:
         self.tokens = prompts
-        self.caches = [
-            tuple(torch.full((16 * len(prompts), BLOCK_SIZE, 2, 16), float("nan"), dtype=dtype) for _ in range(2))
-            for _ in range(num_layers)
-        ]
+        shape = (16 * len(prompts), BLOCK_SIZE, 2, head_dim)
+        self.caches = [tuple(torch.full(shape, float("nan"), dtype=dtype) for _ in range(2)) for _ in range(num_layers)]
 
     def step(self, spans: list[tuple[int, int, int]], **options: Any) -> LlamaStep:
         """Return the step that computes tokens [begin, end) of the given rows; spans are (row, begin, end)."""
@@ -148,13 +153,15 @@ def test_logits_and_features_equal_transformers(family: str, is_native: bool) ->
 
 
 @needs_native
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_has_the_same_bits_in_any_step(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "amx"), WAYS)
+def test_a_token_has_the_same_bits_in_any_step(dtype: torch.dtype, amx: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a prompt, decode token by token and verification of many drafts all give one answer, bit by bit."""
+    monkeypatch.setenv("SPECDEC_AMX", amx)
     # Wide enough for the larger steps to be worth a second thread, and for single tokens not.
-    model = tiny_model("llama, tied", num_hidden_layers=2, hidden_size=288, intermediate_size=320)
+    head_dim = 64 if amx == "1" else 16  # what attention in tiles asks for
+    model = tiny_model("llama, tied", num_hidden_layers=2, hidden_size=288, intermediate_size=320, head_dim=head_dim)
     packed = pack_llama(weights_of(model), dtype)
-    plain, ragged = (Rows(prompts(60, 33, 47), 2, dtype) for _ in range(2))
+    plain, ragged = (Rows(prompts(60, 33, 47), 2, dtype, head_dim) for _ in range(2))
     one_by_one = {}
     for row, tokens in enumerate(plain.tokens):
         for i in range(len(tokens)):
@@ -172,13 +179,32 @@ def test_a_token_has_the_same_bits_in_any_step(dtype: torch.dtype) -> None:
 
 
 @needs_native
-def test_bfloat16_is_as_close_to_the_oracle_as_its_rounded_weights_allow() -> None:
+@pytest.mark.parametrize("amx", BFLOAT16_WAYS)
+def test_bfloat16_is_as_close_to_the_oracle_as_its_rounded_weights_allow(
+    amx: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_AMX", amx)
     weights = weights_of(tiny_model("llama, tied"))
     rows, wide = Rows(prompts(50), dtype=torch.bfloat16), Rows(prompts(50))
     logits, _ = llama_forward(pack_llama(weights, torch.bfloat16), rows.step([(0, 0, 50)]), rows.caches)
     oracle, _ = llama_forward(weights, wide.step([(0, 0, 50)]), wide.caches)
     assert (logits - oracle).abs().mean() < 0.02 * oracle.abs().mean()
     assert (logits - oracle).abs().mean() > 1e-5 * oracle.abs().mean(), "the check can tell the dtypes apart"
+
+
+@needs_tiles
+@pytest.mark.parametrize("family", ["llama, biases", "qwen3"])
+def test_tiles_equal_the_twin_that_rounds_inputs(family: str) -> None:
+    """What is left are inputs at the middle between two bfloat16 numbers, which a last bit of float32 decides."""
+    weights = weights_of(tiny_model(family).to(torch.bfloat16))
+    packed = pack_llama(weights)
+    assert not isinstance(packed, LlamaWeights) and packed.head_code == 7
+    given = prompts(50)
+    step = Rows(given).step([(0, 0, 50)])
+    found, _ = llama_forward(packed, step, Rows(given).caches)
+    twin, _ = reference.llama_forward(weights, step, Rows(given).caches, rounds_inputs=True)
+    whole, _ = reference.llama_forward(weights, step, Rows(given).caches)
+    assert (found - twin).abs().mean() < 0.1 * (found - whole).abs().mean()
 
 
 @needs_native

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kernel_oracles import needs_native
+from kernel_oracles import needs_native, needs_tiles
 
 from specdec.kernels import native
 
@@ -76,6 +76,16 @@ def test_the_library_is_named_after_what_it_was_built_from() -> None:
     assert built is not None and Path(built._name).parent == native.cache_dir()
     name = native._fingerprint("/bin/true", ["-O3"], None)
     assert name != native._fingerprint("/bin/true", ["-O2"], None)
+
+
+@needs_tiles
+def test_the_identity_tells_kernels_and_switches_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured with one code is not taken for the speed of another."""
+    with_tiles = native.identity()
+    monkeypatch.setenv("SPECDEC_AMX", "0")
+    without = native.identity()
+    with native.disabled():
+        assert len({with_tiles, without, native.identity()}) == 3
 
 
 @pytest.mark.slow

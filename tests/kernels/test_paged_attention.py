@@ -5,13 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_oracles import PagedRows, assert_as_good_as, needs_native, paged_rows
+from kernel_oracles import WAYS, PagedRows, assert_as_good_as, needs_native, needs_tiles, paged_rows
 from torch.nn import functional as F
 
 from specdec.kernels import native
 from specdec.kernels.paged_attention import paged_attention
 
 SHAPES = [(9, 3, 64, 64), (4, 2, 32, 32), (5, 1, 80, 40), (2, 2, 17, 9), (70, 1, 16, 16)]  # H, G, D, Dv
+TILED_SHAPES = [(9, 3, 64, 64), (7, 1, 128, 64), (2, 2, 64, 192)]
+WAYS_AND_SHAPES = [
+    pytest.param(*way.values, shape, marks=way.marks, id=f"{way.id} {shape}")
+    for way in WAYS
+    for shape in (SHAPES if way.values[1] == "0" else TILED_SHAPES)
+]
 SINKS = torch.linspace(-2, 2, 70)
 OPTIONS: list[dict[str, Any]] = [{}, {"window": 5}, {"window": 100}, {"softcap": 5.0}, {"sinks": True}]
 
@@ -63,9 +69,11 @@ def test_a_wrong_mask_is_caught() -> None:
 
 @needs_native
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_native_is_as_good_as_the_twin(dtype: torch.dtype, shape: tuple[int, int, int, int], options: Any) -> None:
+@pytest.mark.parametrize(("dtype", "amx", "shape"), WAYS_AND_SHAPES)
+def test_native_is_as_good_as_the_twin(
+    dtype: torch.dtype, amx: str, shape: tuple[int, int, int, int], options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_AMX", amx)
     options = options_for(options, shape[0])
     for block_size in (1, 24):
         rows = paged_rows(edge_lens(block_size), shape, block_size, dtype)
@@ -75,10 +83,29 @@ def test_native_is_as_good_as_the_twin(dtype: torch.dtype, shape: tuple[int, int
         assert_as_good_as(paged_attention(*rows.arguments(), scale=shape[2] ** -0.5, **options), twin, oracle)
 
 
+@needs_tiles
+@pytest.mark.parametrize("shape", TILED_SHAPES, ids=str)
+def test_tiles_keep_sixteen_bits_of_queries_and_weights(shape: tuple[int, int, int, int]) -> None:
+    """Scores are off by 2**-16 of their terms, so weights by that times the largest of those, and results likewise."""
+    rows = paged_rows(edge_lens(16), shape, 16, torch.bfloat16)
+    q = torch.randn(rows.q.shape, generator=torch.Generator().manual_seed(2))
+    others = rows.arguments()[1:]
+    found = paged_attention(q, *others, scale=shape[2] ** -0.5)
+    assert found.dtype == torch.float32
+    wide = (q.double(), others[0].double(), others[1].double(), *others[2:])
+    oracle = paged_attention(*wide, scale=shape[2] ** -0.5)
+    assert (found - oracle).abs().max() < 2**-12
+    blunt = paged_attention(q.bfloat16().double(), *wide[1:], scale=shape[2] ** -0.5)
+    assert (blunt - oracle).abs().max() > 2**-9, "the check can tell whole queries from rounded ones"
+
+
 @needs_native
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_query_has_the_same_bits_in_any_company_on_any_threads(dtype: torch.dtype, options: Any) -> None:
+@pytest.mark.parametrize(("dtype", "amx"), WAYS)
+def test_a_query_has_the_same_bits_in_any_company_on_any_threads(
+    dtype: torch.dtype, amx: str, options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_AMX", amx)
     options = options_for(options, 9)
     lens = [*edge_lens(16), (1300, 2), (700, 40)]
     rows = paged_rows(lens, (9, 3, 64, 64), 16, dtype)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import specdec
 from specdec.config import QUANTIZATIONS
 from specdec.kernels import native
+from specdec.models import profile
 from specdec.models.forward_batch import Segment
 from tests import engines
 from tests.toys import make_toy
@@ -49,6 +50,12 @@ def test_a_family_without_a_native_forward_is_quantised_too(neox: str) -> None:
     options: dict[str, Any] = {"dtype": "bfloat16", "quantization": "int8-a8"}
     plain = engines.ids(engines.llm(neox, None, **options), PROMPTS, max_tokens=16, ignore_eos=True)
     assert plain == engines.ids(engines.llm(neox, "ngram", 4, **options), PROMPTS, max_tokens=16, ignore_eos=True)
+
+
+def test_what_a_step_costs_is_kept_for_each_way_weights_are_held(toy: str) -> None:
+    ways = ("none", "int4", "int8", "int4-a8")
+    runners = [engines.llm(toy, None, dtype="float32", quantization=way).engine.target for way in ways]
+    assert len({profile._key(runner, 64) for runner in runners}) == len(ways)
 
 
 def _scores(path: str, quantization: str) -> torch.Tensor:

@@ -1,0 +1,57 @@
+"""Asking: for which rows, and how deep, a draft model's passes pay once the free offers of a step are known.
+
+It knows chances, seconds and a rate; it knows no requests, proposers or history. Everything is weighed in tokens: a
+second of the step is worth `rate` tokens, what the step would emit per second without the model. A set of passes that
+brings more tokens than its seconds are worth raises the step's rate, and none does otherwise (the test of Dinkelbach's
+method for ratios, 1967).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Whom to ask.
+
+    rows    indices of the candidates, those that gain most first; none: the model is left alone
+    depth   drafts of each
+    gain    tokens more than without the model, its seconds paid
+    """
+
+    rows: tuple[int, ...]
+    depth: int
+    gain: float
+
+
+NOBODY = Asking((), 0, 0.0)
+
+
+def net_value(chances: np.ndarray, extra: np.ndarray, rate: float) -> np.ndarray:
+    """Tokens that offers of up to 1..K drafts bring, [R, K]: the best part of each verified, its seconds paid.
+
+    chances   [R, S, K]   conditional chances of each row's drafts, in S cases that are as likely as each other
+    extra     [K+1]       seconds that verifying 0..K drafts of one row adds to the step
+    rate      tokens a second of the step is worth
+    """
+    gained = np.cumsum(np.cumprod(chances, axis=2), axis=2) - rate * extra[1 : chances.shape[2] + 1]
+    best: np.ndarray = np.maximum(np.maximum.accumulate(gained, axis=2), 0.0).mean(axis=1)
+    return best
+
+
+def best_asking(value: np.ndarray, drafting: np.ndarray, rate: float, opening: float = 0.0) -> Asking:
+    """The rows and the depth that gain most.
+
+    value      [R, K]   tokens that drafts of up to 1..K bring a row, over what it has without the model
+    drafting   [R+1]    seconds of one pass over 0..R rows
+    opening    seconds of what the model must catch up with
+    """
+    order = np.argsort(-value, axis=0, kind="stable")
+    gained = np.cumsum(np.take_along_axis(value, order, axis=0), axis=0)
+    depths = np.arange(1, value.shape[1] + 1)
+    net = gained - rate * (drafting[1 : len(value) + 1, None] * depths + opening)
+    row, place = np.unravel_index(int(net.argmax()), net.shape)
+    return Asking(tuple(order[: row + 1, place].tolist()), int(depths[place]), float(net[row, place]))
