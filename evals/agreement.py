@@ -12,7 +12,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -63,8 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print one line a candidate; 1 where one agrees less than --at-least asks."""
     argv = sys.argv[1:] if argv is None else argv
     args = _parse(argv)
-    path = args.out or results.default_path("evals.agreement")
-    file = results.ResultFile(path, results.describe("evals.agreement", argv, 0))
+    file = results.opened("evals.agreement", argv, args.out)
     candidates = [("none", args.dtype), *((name, args.dtype) for name in args.quantization)]
     texts, reference = _reference(args)
     rows, worst = [], 1.0
@@ -78,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append(_row(name, dtype, found))
         worst = min(worst, found["top1"])
     print(render(HEADERS, rows))
-    print(f"\nagainst float32, on {len(texts)} texts it wrote greedily; KL in nats; sure: ahead by {SURE:g}. {path}")
+    print(
+        f"\nagainst float32, on {len(texts)} texts it wrote greedily; KL in nats; sure: ahead by {SURE:g}. {file.path}"
+    )
     return int(worst < args.at_least)
 
 
@@ -113,7 +113,7 @@ def _scores(made: LLM, ids: list[int]) -> Tensor:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m evals.agreement", description=(__doc__ or "").split("\n")[0])
+    parser = results.parser("evals.agreement", __doc__)
     add = parser.add_argument
     add("--target", default="smollm2-135m")
     add("--quantization", type=words, default=["int4", "int8", "int4-a8", "int8-a8"])
@@ -122,7 +122,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--num-prompts", type=int, default=6)
     add("--max-tokens", type=int, default=96)
     add("--at-least", type=float, default=0.0, help="share of equal first choices below which the command fails")
-    add("--out", type=Path, help="a file of JSON lines to append to (default: under results/)")
     return parser.parse_args(argv)
 
 

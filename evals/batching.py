@@ -13,17 +13,17 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from evals import results, workloads
+from evals import ladder, results, workloads
 from evals.admission import AdaptiveDynamic, Arrived, Continuous, Dynamic, Rule, Static, padding_waste
 from evals.equality import first_difference
 from evals.flags import words
@@ -145,7 +145,7 @@ def poisson(count: int, rate: float, seed: int) -> list[float]:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evals.batching", description=(__doc__ or "").split("\n")[0])
+    parser = results.parser("evals.batching", __doc__)
     add = parser.add_argument
     add("--target", default="smollm2-135m")
     add("--draft", help="a second model; default: n-gram look-up")
@@ -159,7 +159,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--repeats", type=int, default=3)
     add("--dtype", default="auto")
     add("--seed", type=int, default=0)
-    add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     return parser.parse_args(argv)
 
 
@@ -176,8 +175,7 @@ def main(argv: Sequence[str]) -> int:
     )
     llm = load(setup, "draft" if args.draft else "ngram", 1024)
     jobs = make_jobs(llm, args)
-    path = args.out or results.default_path("evals.batching")
-    file = results.ResultFile(path, results.describe("evals.batching", argv, args.seed))
+    file = results.opened("evals.batching", argv, args.out, args.seed)
     climbed: dict[str, list[Climb]] = {}
     is_interrupted = False
     try:
@@ -185,7 +183,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         is_interrupted = True
     print(render(_HEADERS, [_line(label, climbs, climbed) for label, climbs in climbed.items()]))
-    print(f"\n{_NOTES.format(**vars(args))}\nJSON lines: {path}")
+    print(f"\n{theory(climbed, args.k)}\n\n{_NOTES.format(**vars(args))}\nJSON lines: {file.path}")
     if not all(one.is_equal for climbs in climbed.values() for one in climbs):
         return 1
     return 130 if is_interrupted else 0
@@ -198,6 +196,18 @@ class Climb:
     at_once: Served
     spread: Served
     is_equal: bool
+
+    @property
+    def summed(self) -> ladder.Climbed:
+        """Its three numbers."""
+        outcomes = self.spread.outcomes
+        latency = statistics.fmean(o.e2e for o in outcomes)
+        return ladder.Climbed(self.at_once.throughput, latency, statistics.fmean(o.ttft for o in outcomes))
+
+
+def theory(climbed: dict[str, list[Climb]], k: int) -> str:
+    """What theory says of these climbs."""
+    return ladder.theory({label: [one.summed for one in own] for label, own in climbed.items()}, k)
 
 
 _HEADERS = [
@@ -229,15 +239,15 @@ def climb(
 ) -> None:
     """Measure every rung in turn, again and again; what is finished is saved whatever follows."""
     serve(engine, [replace(job, max_tokens=4) for job in jobs[: args.size]], [0.0] * args.size, Continuous(), 0)
-    ladder = rungs(args.size, args.timeout, args.k)
+    steps = rungs(args.size, args.timeout, args.k)
     burst = [0.0] * len(jobs)
     first = serve(engine, jobs, burst, Continuous(), 0)
     reference = [o.token_ids for o in first.outcomes]
     rate = args.load * len(jobs) / first.seconds
-    with tqdm(total=args.repeats * len(ladder), unit="run", disable=None) as bar:
+    with tqdm(total=args.repeats * len(steps), unit="run", disable=None) as bar:
         for repeat in range(args.repeats):
             arrivals = poisson(len(jobs), rate, args.seed + repeat)
-            for label, make, k in ladder:
+            for label, make, k in steps:
                 at_once = serve(engine, jobs, burst, make(), k)
                 spread = serve(engine, jobs, arrivals, make(), k)
                 one = Climb(at_once, spread, _is_same(reference, at_once) and _is_same(reference, spread))

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from evals import results
@@ -137,7 +136,7 @@ def _generate(llm: LLM, prompts: list[list[int]], most: int | None, max_tokens: 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evals.draft_cost", description=(__doc__ or "").split("\n")[0])
+    parser = results.parser("evals.draft_cost", __doc__)
     add = parser.add_argument
     add("--target", default="smollm2-135m")
     add("--draft", required=True)
@@ -147,15 +146,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--prompt-tokens", type=int, default=128)
     add("--tokens", type=int, default=24, help="emitted by each row of a round")
     add("--rounds", type=int, default=5)
-    add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str]) -> int:
     """Measure, print, save."""
     args = parse(argv)
-    path = args.out or results.default_path("evals.draft_cost")
-    file = results.ResultFile(path, results.describe("evals.draft_cost", argv, 0))
+    file = results.opened("evals.draft_cost", argv, args.out)
     measured = measure(args)
     for one in measured:
         file.write(KIND, {name: getattr(one, name) for name in Measurement.__slots__})
@@ -167,7 +164,7 @@ def main(argv: Sequence[str]) -> int:
         for m in measured
     ]  # fmt: skip
     print(render(["rows", "clock", "plain step", "draft token", "% of it", "keeping up", "% of it"], rows))
-    print(f"milliseconds, medians. {path}")
+    print(f"milliseconds, medians. {file.path}")
     return 0
 
 

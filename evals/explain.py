@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections import Counter, defaultdict
@@ -72,35 +73,58 @@ def spark(values: Sequence[float], top: float | None = None) -> str:
     return "".join(BARS[round(min(max(m / top, 0.0), 1.0) * (len(BARS) - 1))] for m in means)
 
 
-def reliability(steps: Sequence[Step]) -> list[tuple[float, float, int]]:
-    """Believed chance, share that was right and number of judged drafts, by tenths of the belief.
+Beliefs = Sequence[tuple[float, bool]]
+"""The chance a draft was believed to have, and whether it was right; one entry a draft that was judged."""
 
-    Drafts that a grammar forces are certain, not believed, and are left out.
-    """
+
+def beliefs(steps: Sequence[Step]) -> list[tuple[float, bool]]:
+    """Of all judged drafts; those that a grammar forces are certain, not believed, and are left out."""
+    return [
+        (chance, j < row["accepted"])
+        for step in steps
+        for row in step["rows"]
+        for j, chance in enumerate(row["chances"][: row["accepted"] + 1])
+        if chance < 1.0
+    ]
+
+
+def reliability(judged: Beliefs) -> list[tuple[float, float, int]]:
+    """Believed chance, share that was right and number of drafts, by tenths of the belief."""
     bins: dict[int, list[tuple[float, bool]]] = defaultdict(list)
-    for step in steps:
-        for row in step["rows"]:
-            for j, chance in enumerate(row["chances"][: row["accepted"] + 1]):
-                if chance < 1.0:
-                    bins[min(int(chance * BINS), BINS - 1)].append((chance, j < row["accepted"]))
+    for chance, is_right in judged:
+        bins[min(int(chance * BINS), BINS - 1)].append((chance, is_right))
     return [
         (statistics.fmean(c for c, _ in own), statistics.fmean(float(right) for _, right in own), len(own))
         for _, own in sorted(bins.items())
     ]
 
 
-def calibration_error(steps: Sequence[Step]) -> float:
-    """Mean distance of belief and truth over the tenths, weighted by drafts."""
-    found = reliability(steps)
-    total = sum(count for *_, count in found)
-    return sum(abs(believed - right) * count for believed, right, count in found) / total if total else 0.0
+def calibration_error(judged: Beliefs) -> float:
+    """Mean distance of belief and truth over the tenths, weighted by drafts (Guo et al. 2017)."""
+    total = len(judged)
+    return (
+        sum(abs(believed - right) * count for believed, right, count in reliability(judged)) / total if total else 0.0
+    )
 
 
-def bias(steps: Sequence[Step]) -> float:
-    """Mean belief less the share that was right: above 0 where too much is hoped for."""
-    found = reliability(steps)
-    total = sum(count for *_, count in found)
-    return sum((believed - right) * count for believed, right, count in found) / total if total else 0.0
+def chance_error(judged: Beliefs) -> float:
+    """The calibration error that beliefs without fault would show: so few drafts a tenth stray by themselves."""
+    spread: dict[int, float] = defaultdict(float)
+    for chance, _ in judged:
+        spread[min(int(chance * BINS), BINS - 1)] += chance * (1.0 - chance)
+    return sum(math.sqrt(2.0 / math.pi * own) for own in spread.values()) / len(judged) if judged else 0.0
+
+
+def calibration(judged: Beliefs) -> str:
+    """One line: error, what chance alone makes of it, and bias (above 0 where too much is hoped for)."""
+    if not judged:
+        return "no drafts were judged"
+    bias = statistics.fmean(chance - is_right for chance, is_right in judged)
+    doubt = math.sqrt(sum(chance * (1.0 - chance) for chance, _ in judged)) / len(judged)
+    return (
+        f"calibration error {calibration_error(judged):.3f} over {len(judged)} judged drafts (faultless beliefs would "
+        f"show {chance_error(judged):.3f}), bias {bias:+.3f} +- {doubt:.3f}"
+    )
 
 
 def text(steps: Sequence[Step]) -> str:
@@ -128,9 +152,9 @@ def text(steps: Sequence[Step]) -> str:
         "",
         render(
             ["believed chance", "right", "drafts"],
-            [[f"{believed:.3f}", f"{right:.3f}", str(count)] for believed, right, count in reliability(steps)],
+            [[f"{believed:.3f}", f"{right:.3f}", str(count)] for believed, right, count in reliability(beliefs(steps))],
         ),
-        f"calibration error {calibration_error(steps):.3f}, bias {bias(steps):+.3f}",
+        calibration(beliefs(steps)),
     ]
     return "\n".join(lines)
 
@@ -163,7 +187,7 @@ def plot(steps: Sequence[Step], path: Path) -> None:
     seconds.plot(numbers, [1000 * (s["draft"] + s["verify"]) for s in steps], color="gray", linewidth=0.5)
     seconds.plot(numbers, [1000 * s["predicted"] for s in steps], color="black", linewidth=0.5, linestyle=":")
     seconds.set_ylabel("ms a step (dotted: predicted)")
-    found = reliability(steps)
+    found = reliability(beliefs(steps))
     reliable.plot([0, 1], [0, 1], color="lightgray")
     reliable.plot([b for b, *_ in found], [r for _, r, _ in found], marker="o")
     reliable.set_xlabel("believed chance")

@@ -1,7 +1,8 @@
 """Lookup offline: what n-gram, suffix and hybrid would have had accepted on recorded greedy answers.
 
 It replays answers token by token without a model, so it costs seconds, and it measures the suffix store:
-memory, and the processor time of a lookup. It knows nothing of the speed of an engine.
+memory, and the processor time of a lookup; and how well calibrated the controller's beliefs are on these
+answers. It knows nothing of the speed of an engine.
 
     python -m evals.lookup --record answers.jsonl --questions spec_bench.jsonl --num-per-category 3
     python -m evals.lookup --answers answers.jsonl
@@ -11,6 +12,7 @@ memory, and the processor time of a lookup. It knows nothing of the speed of an 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -21,11 +23,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import psutil
 
+from evals import explain
 from evals.table import render
 from specdec import LLM, SamplingParams
 from specdec.batch import Offer, Plan, Row
+from specdec.control.acceptance import Acceptance, Ask, Outcome
 from specdec.proposers.base import MostExpected, Proposer
 from specdec.proposers.hybrid import HybridProposer
 from specdec.proposers.ngram import NgramProposer
@@ -108,6 +113,49 @@ def compare(answers: Sequence[dict], k: int) -> str:
         if n
     ]
     return f"{text}\n\n{render(['confidence (suffix >=1)', 'drafts judged', 'accepted'], sure)}"
+
+
+def believed(proposer: Proposer, answers: Sequence[dict], k: int, least: float) -> list[tuple[float, bool]]:
+    """What the controller's estimate said of each draft and whether it was right, one answer after the other.
+
+    least   drafts that are less likely to be reached and accepted are not admitted, as a controller would
+    """
+    acceptance, step = Acceptance(), 0
+    judged: list[tuple[float, bool]] = []
+    for index, one in enumerate(answers):
+        answer = one["answer"]
+        request = Request(str(index), list(one["prompt"]), SamplingParams(), max_output_tokens=len(answer))
+        proposer.start(request)
+        while (done := request.num_output_tokens) < len(answer):
+            step += 1
+            row = Row(request, request.num_tokens - 1, 1, min(k, request.max_drafts))
+            offer = proposer.propose(Plan((row,))).offers[0]
+            (chances,) = acceptance.chances([_ask(request, offer)], step)
+            offer = offer.cut(int((np.cumprod(chances) > least).sum()))
+            pairs = zip(offer.token_ids, answer[done:])
+            accepted = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+            drafted = len(offer.token_ids)
+            judged += [(float(chances[j]), j < accepted) for j in range(min(accepted + 1, drafted))]
+            if drafted:
+                outcome = Outcome(request.request_id, offer.source, drafted, accepted, offer.confidences)
+                acceptance.learn([outcome], step)
+            request.extend(answer[done : done + accepted + 1])
+        proposer.stop(request)
+    return judged
+
+
+def _ask(request: Request, offer: Offer) -> Ask:
+    return Ask(request.request_id, offer.source, len(offer.token_ids), offer.confidences)
+
+
+def calibration(answers: Sequence[dict], k: int) -> str:
+    """The controller's calibration by proposer, with every draft admitted and with only the likely ones."""
+    return "\n".join(
+        f"controller over {name} >=2, drafts above {least:g} admitted: "
+        f"{explain.calibration(believed(make(), answers, k, least))}"
+        for name, make in makers(2).items()
+        for least in (0.0, 0.3)
+    )
 
 
 def record(path: Path, questions: Path, num_per_category: int, max_tokens: int) -> None:
@@ -193,6 +241,7 @@ def main(argv: Sequence[str]) -> int:
         answers = [json.loads(line) for line in args.answers.read_text().splitlines()]
         print(f"mean acceptance length at k={args.k} (share of steps that draft), {len(answers)} answers\n")
         print(compare(answers, args.k))
+        print("\n" + calibration(answers, args.k))
     if args.store_tokens is not None:
         print(measure_store(args.store_tokens))
     return 0

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -204,7 +203,7 @@ def _stretch(engine: WatchedEngine) -> float:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evals.overhead", description=(__doc__ or "").split("\n")[0])
+    parser = results.parser("evals.overhead", __doc__)
     add = parser.add_argument
     add("--sampling", action="store_true", help="time sampling parameters instead; the other flags are then its own")
     add("--rows", type=numbers, default=[1, 64, 256])
@@ -213,7 +212,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--temperature", type=float, default=0.0)
     add("--budget", type=words, default=[], help="rows=microseconds,...: fail where a median is above it")
     add("--off-budget", type=float, help="microseconds: fail where a controller at zero adds more, or drafts")
-    add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     return parser.parse_args(argv)
 
 
@@ -223,15 +221,14 @@ def main(argv: Sequence[str]) -> int:
         return sampling_overhead.main([word for word in argv if word != "--sampling"])
     args = parse(argv)
     budgets = {int(rows): float(most) for rows, most in (word.split("=") for word in args.budget)}
-    path = args.out or results.default_path("evals.overhead")
-    file = results.ResultFile(path, results.describe("evals.overhead", argv, 0))
+    file = results.opened("evals.overhead", argv, args.out)
     measured = []
     for rows, k in tqdm([(r, k) for r in args.rows for k in args.k], unit="case", disable=None):
         one = measure(rows, k, args.steps, args.temperature)
         measured.append(one)
         file.write(KIND, {name: getattr(one, name) for name in Measurement.__slots__})
     print(table(measured))
-    print(f"\nmicroseconds a step, medians of {args.steps} steps; forward is the double's table look-up. {path}")
+    print(f"\nmicroseconds a step, medians of {args.steps} steps; forward is the double's table look-up. {file.path}")
     is_off_free = report_off(args, file)
     missed = [m for m in measured if m.total > budgets.get(m.rows, float("inf"))]
     for m in missed:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
 from tqdm import tqdm
@@ -27,7 +26,6 @@ from evals.systems import Setup, encode, load
 from specdec import LLM, SpeculativeParams
 from specdec.batch import Batch, StepSeconds, Verdict
 from specdec.controller import Controller, FixedLength
-
 
 METHODS = ("ngram", "suffix", "hybrid")
 
@@ -54,7 +52,7 @@ class Listener(FixedLength):
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evals.record", description=(__doc__ or "").split("\n")[0])
+    parser = results.parser("evals.record", __doc__)
     add = parser.add_argument
     add("--target", default="smollm2-135m")
     add("--method", choices=METHODS, default="ngram", help="look-ups, whose drafting costs no forward")
@@ -64,7 +62,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--concurrency", type=numbers, default=[1, 4, 8, 16, 32], help="for the costs; the drafts are alike in all")
     add("--k", type=numbers, default=[0, 1, 5], help="draft lengths for the costs; drafts are recorded at the longest")
     add("--dtype", default="bfloat16")
-    add("--out", type=Path, help="a new file; default: under results/")
     args = parser.parse_args(argv)
     if max(args.k) < 1:
         parser.error("--k needs a length of at least 1")
@@ -97,12 +94,11 @@ def main(argv: Sequence[str]) -> int:
         target=args.target, draft=None, dtype=args.dtype, ks=tuple(args.k), max_concurrency=most,
         max_tokens=args.max_tokens,
     )  # fmt: skip
-    llm = load(setup, args.method, 1024)
-    path = args.out or results.default_path("evals.record")
-    if path.exists():
-        print(f"evals.record: {path} exists, and one file holds one recording", file=sys.stderr)
+    if args.out is not None and args.out.exists():
+        print(f"evals.record: {args.out} exists, and one file holds one recording", file=sys.stderr)
         return 2
-    file = results.ResultFile(path, results.describe("evals.record", argv, 0))
+    llm = load(setup, args.method, 1024)
+    file = results.opened("evals.record", argv, args.out)
     by_name = make_jobs(args, llm)
     engine, deepest = WatchedEngine(llm.engine), max(args.k)
     serve(engine, [job for own in by_name.values() for job in own][:most], most, deepest)
@@ -119,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
             bar.update()
     curve = CostCurve(engine.steps)
     file.write(COST, {"by_tokens": curve.by_tokens(), "per_prompt": curve.per_prompt})
-    print(f"{path}: {len(everything)} requests, costs of {len(engine.steps)} steps")
+    print(f"{file.path}: {len(everything)} requests, costs of {len(engine.steps)} steps")
     return 0
 
 

@@ -23,7 +23,7 @@ PLOTS: dict[str, tuple[str, Callable[[Sequence[Run], Sequence[Summary]], Any]]] 
     "speedup": ("Speed-up over plain decoding against concurrency", plots.speedup),
     "acceptance": ("Acceptance by draft position", plots.acceptance),
     "latency": ("Latency of a request", plots.latency),
-    "stages": ("Where the time of a step goes", plots.stages),
+    "stages": ("Timeline of the mean step", plots.stages),
 }
 
 

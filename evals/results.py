@@ -6,6 +6,7 @@ not know what the numbers mean, and it keeps no host name.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -122,6 +123,26 @@ def default_path(module: str) -> Path:
     """results/<command>-<UTC time>.jsonl under the working directory."""
     stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
     return DEFAULT_DIRECTORY / f"{module.removeprefix('evals.')}-{stamp}.jsonl"
+
+
+def opened(module: str, argv: Sequence[str], out: Path | None, seed: int = 0) -> ResultFile:
+    """The file of one command: where `out` says, else a new one under results/."""
+    return ResultFile(out or default_path(module), describe(module, argv, seed))
+
+
+def parser(module: str, doc: str | None) -> argparse.ArgumentParser:
+    """A command line that says what its module says first, and takes --out."""
+    made = argparse.ArgumentParser(prog=f"python -m {module}", description=(doc or "").split("\n")[0])
+    made.add_argument("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
+    return made
+
+
+def matching(path: Path | None, kind: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Records of an earlier run that have these values, for --resume; none without a file."""
+    if path is None:
+        return []
+    records = (record for record in read(path) if record["kind"] == kind)
+    return [record for record in records if all(record.get(name) == value for name, value in values.items())]
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

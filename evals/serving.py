@@ -185,7 +185,7 @@ def jobs_for(args: argparse.Namespace, level_index: int) -> list[Job]:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evals.serving", description=(__doc__ or "").split("\n")[0])
+    parser = results.parser("evals.serving", __doc__)
     add = parser.add_argument
     add("--url", required=True, help="of a server that speaks OpenAI's protocol")
     add("--api-key", default="none")
@@ -206,7 +206,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--plan", type=float, help="a request rate: how many servers it needs")
     add("--headroom", type=float, default=0.4)
     add("--seed", type=int, default=0)
-    add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     args = parser.parse_args(argv)
     if (args.pattern == "trace") != (args.trace is not None):
         parser.error("--pattern trace and --trace FILE go together")
@@ -243,8 +242,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"evals.serving: {args.url} does not answer /v1/models: {error}", file=sys.stderr)
         return 2
     target = Target(ttft=args.slo_ttft, tpot=args.slo_tpot, share=args.slo_share)
-    path = args.out or results.default_path("evals.serving")
-    file = results.ResultFile(path, results.describe("evals.serving", argv, args.seed))
+    file = results.opened("evals.serving", argv, args.out, args.seed)
     sweep = Sweep(args.start, args.refinements)
     measured: list[Level] = []
     is_interrupted = False
@@ -256,7 +254,7 @@ def main(argv: Sequence[str]) -> int:
         is_interrupted = True
     print(table(sorted(measured, key=lambda one: one.rate)))
     print(plan(measured, target, args.plan, args.headroom))
-    print(f"JSON lines: {path}")
+    print(f"JSON lines: {file.path}")
     if any(one.num_errors for one in measured):
         return 1
     return 130 if is_interrupted else 0

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -31,6 +32,8 @@ from evals.flags import numbers, words
 from evals.sim_run import Arrival, SimResult, Simulation
 from evals.sim_worlds import ARRIVALS, SYNTHETIC, WORLDS, Process, arrivals, find_world, read_processes, synthetic
 from evals.table import milliseconds, render
+
+KIND = "simulate.case"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,7 @@ def run(case: Case) -> Summed:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evals.simulate", description=(__doc__ or "").split("\n")[0])
+    parser = results.parser("evals.simulate", __doc__)
     add = parser.add_argument
     add("--world", default="cpu", help=", ".join(sorted(WORLDS)) + ", or a recording of this machine")
     add("--process", default="mixed", help="mixed, " + ", ".join(SYNTHETIC) + ", or a recording or trace of a real run")
@@ -147,7 +150,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--max-num-seqs", type=int, default=64)
     add("--seed", type=int, default=0)
     add("--processes", type=int, default=2)
-    add("--out", type=Path, help="JSON lines are appended here")
+    add("--resume", type=Path, help="file of an interrupted run; its cases are kept")
     args = parser.parse_args(argv)
     bad = [p for p in args.policies if p not in ("plain", "adaptive", "oracle") and not p.removeprefix("k=").isdigit()]
     if bad:
@@ -222,23 +225,33 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, ValueError) as error:
         print(f"evals.simulate: {error}", file=sys.stderr)
         return 2
-    file = results.ResultFile(args.out, results.describe("evals.simulate", argv, args.seed)) if args.out else None
+    kept = [read_case(record) for record in results.matching(args.resume, KIND, {})]
+    file = results.opened("evals.simulate", argv, args.resume or args.out, args.seed)
     found: list[tuple[Case, Summed]] = []
     is_interrupted = False
     try:
-        for case, summed in tqdm(simulated(todo, args.processes), total=len(todo), unit="case", disable=None):
+        found += [(case, summed) for case, summed in kept if case in todo]
+        left = [case for case in todo if case not in dict(found)]
+        for case, summed in tqdm(simulated(left, args.processes), total=len(left), unit="case", disable=None):
             found.append((case, summed))
-            if file is not None:
-                file.write("simulate.case", dataclasses.asdict(case) | dataclasses.asdict(summed))
+            file.write(KIND, dataclasses.asdict(case) | dataclasses.asdict(summed))
     except KeyboardInterrupt:
         is_interrupted = True
+    found.sort(key=lambda pair: todo.index(pair[0]))
     print(f"world {world.name}; acceptance {args.process}; time is computed, not measured")
     print(table(found))
     for name, value in summary(found).items():
         print(f"adaptive, {name}: {value:.3f}")
     cpu = sum(summed.cpu_seconds for _, summed in found)
-    print(f"{(time.monotonic() - began) / 60:.1f} minutes, {cpu / 60:.1f} of processor time")
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes, {cpu / 60:.1f} of processor time. JSON lines: {file.path}")
     return 130 if is_interrupted else 0
+
+
+def read_case(record: dict[str, Any]) -> tuple[Case, Summed]:
+    """Back from JSON."""
+    case = Case(**{field.name: record[field.name] for field in dataclasses.fields(Case)})
+    values = {field.name: record[field.name] for field in dataclasses.fields(Summed)}
+    return case, Summed(**values | {name: tuple(values[name]) for name in ("ttft", "itl")})
 
 
 def simulated(todo: Sequence[Case], processes: int) -> Iterator[tuple[Case, Summed]]:

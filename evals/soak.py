@@ -223,7 +223,7 @@ def _toy(folder: Path, num_layers: int) -> str:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evals.soak", description=(__doc__ or "").split("\n")[0])
+    parser = results.parser("evals.soak", __doc__)
     add = parser.add_argument
     add("--target", help="a small model: it runs in float64; without it toys with random weights are made")
     add("--draft", help="a second one of the same tokenizer, for method draft")
@@ -232,7 +232,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--requests", type=int, default=400)
     add("--seed", type=int, default=0)
     add("--threads", type=int, default=1, help="of torch; a toy is fastest on one")
-    add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     args = parser.parse_args(argv)
     if args.target is None:
         folder = Path(tempfile.mkdtemp(prefix="specdec-soak-"))
@@ -249,8 +248,7 @@ def main(argv: Sequence[str]) -> int:
     """Soak, print, save; 1 on any violation, 130 after Ctrl-C."""
     args = parse(argv)
     torch.set_num_threads(args.threads)
-    path = args.out or results.default_path("evals.soak")
-    file = results.ResultFile(path, results.describe("evals.soak", argv, args.seed))
+    file = results.opened("evals.soak", argv, args.out, args.seed)
     tally = Tally()
     memory: list[float] = []
 
@@ -264,7 +262,7 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         is_interrupted = True
     print(_report(tally, memory, len(POOLS) * len(args.methods)))
-    print(f"JSON lines: {path}")
+    print(f"JSON lines: {file.path}")
     return 1 if tally.violations or not tally.num_finished else 130 if is_interrupted else 0
 
 

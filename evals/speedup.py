@@ -29,7 +29,7 @@ from specdec.models.sources import resolve
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line; lists are separated by commas."""
-    parser = argparse.ArgumentParser(prog="python -m evals.speedup", description=(__doc__ or "").split("\n")[0])
+    parser = results.parser("evals.speedup", __doc__)
     add = parser.add_argument
     add("--target", default="smollm2-135m", help="alias, directory or hub id")
     add("--draft", help="a second model or a head over features, for method draft")
@@ -54,8 +54,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--repeats", type=int, default=3)
     add("--minutes", type=float, help="repeat everything while this time lasts, twice at least, instead of --repeats")
     add("--seed", type=int, default=0)
-    add("--traces", type=Path, help="a new directory for the adaptive controllers' decisions; says how calibrated they are")
-    add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
+    add(
+        "--traces",
+        type=Path,
+        help="a new directory for the adaptive controllers' decisions; says how calibrated they are",
+    )
     add("--resume", type=Path, help="file of an interrupted run; what it holds with these settings is kept")
     args = parser.parse_args(argv)
     _fill_in(args)
@@ -125,15 +128,11 @@ def main(argv: Sequence[str]) -> int:
 
 def calibration(traces: Path) -> str:
     """How far the controllers' beliefs were from what came of them, a line a method."""
-    lines = []
-    for path in sorted(traces.glob("*.jsonl")):
-        steps = explain.read(path)
-        count = sum(judged for *_, judged in explain.reliability(steps))
-        lines.append(
-            f"{path.stem}: calibration error {explain.calibration_error(steps):.3f}, bias {explain.bias(steps):+.3f}, "
-            f"over {count} judged drafts; python -m evals.explain {path}"
-        )
-    return "\n".join(lines)
+    return "\n".join(
+        f"{path.stem}: {explain.calibration(explain.beliefs(explain.read(path)))}; python -m evals.explain {path}"
+        for path in sorted(traces.glob("*.jsonl"))
+        if path.stat().st_size
+    )
 
 
 def read_workloads(args: argparse.Namespace) -> dict[str, list[workloads.Prompt]]:

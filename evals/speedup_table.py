@@ -27,7 +27,8 @@ NOTES = (
 
 
 _SPEED_HEADERS = (
-    "workload", "c", "system", "tok/s", "ratio to plain", "predicted", "measured/predicted", "mean length", "tok/step", "accepted at 1, 2, ...", "text",
+    "workload", "c", "system", "tok/s", "ratio to plain", "predicted", "measured/predicted", "mean length", "tok/step",
+    "accepted at 1, 2, ...", "text",
 )  # fmt: skip
 
 

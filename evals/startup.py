@@ -102,8 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     own, server = (argv[: argv.index("--")], argv[argv.index("--") + 1 :]) if "--" in argv else (argv, [])
     args = _parse(own)
-    path = args.out or results.default_path("evals.startup")
-    file = results.ResultFile(path, results.describe("evals.startup", argv, 0))
+    file = results.opened("evals.startup", argv, args.out)
     starts = []
     for _ in tqdm(range(args.repeats), unit="start", disable=None):
         starts.append(start_once(server))
@@ -122,12 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m evals.startup", description=(__doc__ or "").split("\n")[0])
+    parser = results.parser("evals.startup", __doc__)
     add = parser.add_argument
     add("--repeats", type=int, default=3)
     add("--most-seconds", type=float, default=float("inf"), help="fail where the first token comes later")
     add("--most-mib", type=float, default=float("inf"), help="fail where the server's memory is larger")
-    add("--out", type=Path, help="a file of JSON lines to append to (default: under results/)")
     return parser.parse_args(argv)
 
 

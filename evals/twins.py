@@ -43,7 +43,7 @@ UNAFFORDABLE = {1: 1e3, 512: 1e3}
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m evals.twins", description=(__doc__ or "").split("\n")[0])
+    parser = results.parser("evals.twins", __doc__)
     add = parser.add_argument
     add("--target", default="smollm2-135m")
     add("--other", choices=("twin", "off"), default="twin", help="twin: the same again; off: a draft that is not used")
@@ -54,8 +54,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--max-tokens", type=int, default=16)
     add("--concurrency", type=int, default=4)
     add("--dtype", default="auto")
-    add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
+    add("--resume", type=Path, help="file of an interrupted run; its seeds with these settings are kept")
     args = parser.parse_args(argv)
+    args.out = args.resume or args.out
     if args.repeats < 2 or args.seeds < 1:
         parser.error("an interval needs --repeats 2 or more, and --seeds 1 or more")
     return args
@@ -131,22 +132,29 @@ def main(argv: Sequence[str]) -> int:
     """Measure, print, save; 1 where too few intervals hold 1, or a text differs, or a draft was made while off."""
     args = parse(argv)
     llm, systems = build(args)
-    path = args.out or results.default_path("evals.twins")
-    file = results.ResultFile(path, results.describe("evals.twins", argv, 0))
+    file = results.opened("evals.twins", argv, args.out)
     target = llm.engine.target.model
     judge = Judge(target.path, str(target.dtype).removeprefix("torch."))
+    names = ("target", "other", "draft", "repeats", "num_prompts", "max_tokens", "concurrency", "dtype")
+    settings = {"settings": {name: getattr(args, name) for name in names}}
+    kept = {r["seed"]: r for r in results.matching(args.resume, KIND, settings)}
     found: list[tuple[int, list[float]]] = []
     faults = 0
     try:
         for seed in tqdm(range(args.seeds), unit="seed", disable=None):
+            if seed in kept:
+                found.append((seed, kept[seed]["ratios"]))
+                faults += kept[seed]["faults"]
+                continue
             runs = compare(systems, judge, llm, jobs_of(args, llm, seed), range(args.repeats))
-            faults += sum(not run.is_equal or (run.stats is not None and run.stats.num_draft_tokens > 0) for run in runs)
+            bad = sum(not r.is_equal or (r.stats is not None and r.stats.num_draft_tokens > 0) for r in runs)
+            faults += bad
             found.append((seed, ratios_of(runs)))
-            file.write(KIND, {"seed": seed, "other": args.other, "ratios": found[-1][1]})
+            file.write(KIND, {"seed": seed, "ratios": found[-1][1], "faults": bad, **settings})
     except KeyboardInterrupt:
         print("interrupted; what was measured follows", file=sys.stderr)
     print(report(found, args.other))
-    print(f"{faults} runs differed in text or drafted\nJSON lines: {path}")
+    print(f"{faults} runs differed in text or drafted\nJSON lines: {file.path}")
     covered = sum(holds_one(interval(ratios)) for _, ratios in found)
     return 1 if faults or covered < math.ceil(SHARE * len(found)) else 0
 

@@ -155,7 +155,7 @@ class Acceptance:
             variance[rows] += places.variance[:deepest]
             if is_sure:
                 slope = self._slope(source)
-                for r in np.flatnonzero(rows):
+                for r in np.flatnonzero(rows).tolist():
                     said = asks[r].confidences[:deepest]
                     x[r, : len(said)] = logit(np.array(said))
                 mean[rows] += slope.mean[0] * x[rows]

@@ -357,9 +357,7 @@ class AdaptiveLength:
                 offer, _ = self._offers[row.request.request_id]
                 accepted = verdict.num_accepted(index)
                 confidences, certain = offer.confidences[:drafted], offer.certain[:drafted]
-                outcomes.append(
-                    Outcome(row.request.request_id, row.source, drafted, accepted, confidences, certain)
-                )
+                outcomes.append(Outcome(row.request.request_id, row.source, drafted, accepted, confidences, certain))
         self.acceptance.learn(outcomes, self.step)
 
     def _record(self, batch: Batch, verdict: Verdict, load: Load, predicted: float, seconds: StepSeconds) -> StepRecord:

@@ -70,7 +70,7 @@ class Matcher:
     def has_choice(self, drafts: Sequence[int]) -> bool:
         """True where more than one token may come behind these drafts, which themselves fit."""
         bits = self.mask(drafts)
-        return np.count_nonzero(bits) > 1 or int(bits.max()).bit_count() > 1
+        return bool(np.count_nonzero(bits) > 1) or int(bits.max()).bit_count() > 1
 
     def completes(self, drafts: Sequence[int]) -> bool:
         """True where these drafts, which fit, complete the output."""

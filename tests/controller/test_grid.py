@@ -15,7 +15,8 @@ def run(system: str, repeat: int, throughput: float, workload: str = "chat") -> 
     """A run of 1000 tokens."""
     return Run(
         workload=workload, concurrency=8, system=system, repeat=repeat, seconds=1000 / throughput, ttft=[], itl=[],
-        tpot=[], e2e=[], stats=None, stages={}, num_steps=0, steps=[], num_tokens=1000, outputs=[], forks=[], dtype="float32",
+        tpot=[], e2e=[], stats=None, stages={}, num_steps=0, steps=[], num_tokens=1000, outputs=[], forks=[],
+        dtype="float32",
     )  # fmt: skip
 
 
@@ -70,4 +71,8 @@ def test_simulate_runs_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert simulate.main([*base, "--arrivals", "bursts", "--load", "0.5", "--max-num-seqs", "4"]) == 0
     said = capsys.readouterr().out
     assert said.count("adaptive, least to plain") == 2 and len(list(results.read(out))) == 6
+    lines = out.read_text().splitlines()
+    out.write_text("\n".join(lines[:2]) + "\n")  # interrupted behind the second case
+    assert simulate.main([*base, "--world", "h200", "--concurrency", "4", "--resume", str(out)]) == 0
+    assert len(list(results.read(out))) == 3
     assert simulate.main(["--process", str(out)]) == 2

@@ -8,7 +8,7 @@ import pytest
 
 from evals import batching, results
 from evals.admission import AdaptiveDynamic, Arrived, Continuous, Dynamic, Static, padding_waste
-from evals.load import Job
+from evals.load import Job, Outcome
 from evals.workloads import Prompt
 
 
@@ -68,3 +68,24 @@ def test_the_ladder(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert len(records) == 7 and all(record["is_equal"] for record in records.values())
     assert set(records["one at a time"]["steps_by_rows"]) == {"1"}
     assert "DIFFERS" not in capsys.readouterr().out
+
+
+def served(seconds: float) -> batching.Served:
+    """One job of ten tokens that took so long."""
+    return batching.Served([Outcome(0.0, emissions=[(seconds / 2, 5), (seconds, 5)])])
+
+
+def climbs(*seconds: float) -> list[batching.Climb]:
+    return [batching.Climb(served(one), served(one), True) for one in seconds]
+
+
+def test_what_theory_says_is_shown_or_explained() -> None:
+    climbed = {
+        "one at a time": climbs(4.0, 4.1, 4.0),
+        "static": climbs(2.0, 2.1, 2.0),
+        "continuous": climbs(1.9, 2.3, 2.0),
+        "continuous, k=4": climbs(3.0, 3.4, 3.1),
+    }
+    said = batching.theory(climbed, 4).splitlines()[1:]
+    assert [line[2:11].strip() for line in said] == ["shown", "not shown", "FAILS"]
+    assert "waits for weights" not in said[0] and "a refused draft costs" in said[2]

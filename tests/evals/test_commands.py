@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evals import agreement, overhead, profile, report, results, speedup
+from evals.compare import Comparison
 
 
 def speedup_arguments(toy: str, out: Path) -> list[str]:
@@ -53,6 +55,23 @@ def test_resume_measures_only_what_is_missing(toy: str, tmp_path: Path) -> None:
     assert speedup.main([*arguments, "--methods", "plain", "--resume", str(out)]) == 0
     kept = [json.loads(line) for line in out.read_text().splitlines() if line.endswith("}")]
     assert [(r["concurrency"], r["repeat"]) for r in kept] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def test_an_interrupt_keeps_what_was_measured(
+    toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the third run: two are on disk and in the table, and it says how to go on."""
+    out, runs = tmp_path / "speedup.jsonl", Comparison._run
+
+    def third_time(self: Comparison, *arguments: Any) -> None:
+        if len(self.runs) == 2:
+            raise KeyboardInterrupt
+        runs(self, *arguments)
+
+    monkeypatch.setattr(Comparison, "_run", third_time)
+    assert speedup.main([*speedup_arguments(toy, out), "--methods", "plain"]) == 130
+    said = capsys.readouterr()
+    assert len(list(results.read(out))) == 2 and said.out.count("  plain  ") and f"--resume {out}" in said.err
 
 
 def test_without_a_draft_lookup_is_measured(toy: str, tmp_path: Path) -> None:

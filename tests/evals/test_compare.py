@@ -38,7 +38,7 @@ def test_a_dropped_token_is_caught(llm: LLM) -> None:
 def test_sleeping_is_caught(llm: LLM) -> None:
     """Negative control: a step that takes five times as long shows in the ratio, its interval below 1."""
     plain = system(WatchedEngine(llm.engine), "plain")
-    runs = compare(llm, [plain, system(Sleeps(llm.engine), "slow")], jobs_for(llm, 2))
+    runs = compare(llm, [plain, system(Sleeps(llm.engine), "slow")], jobs_for(llm, 2, max_tokens=64), repeats=5)
     slow = next(summary for summary in summarise(runs) if summary.system == "slow")
     assert slow.is_equal
     assert slow.ratio is not None and slow.ratio.high is not None

@@ -23,7 +23,9 @@ def test_a_recording_becomes_shares_by_phase_and_place(tmp_path: Path) -> None:
     drafts = [[0, 0]] * 20 + [[2, 0], [2, 2], [2, 1], [2, 2]] * 5
     (process,) = read_processes(write(tmp_path / "r", [{"kind": PROCESS, "drafts": drafts}]), num_phases=2)
     assert process.offered == (0.0, 1.0) and process.offers(0.9) == 1.0
-    assert process.chances(0.9, 3) == pytest.approx([18 / 24, (10 + 4 * 12 / 19) / 19, (10 + 4 * 12 / 19) / 19], abs=0.01)
+    assert process.chances(0.9, 3) == pytest.approx(
+        [18 / 24, (10 + 4 * 12 / 19) / 19, (10 + 4 * 12 / 19) / 19], abs=0.01
+    )
 
 
 def test_of_a_trace_only_what_was_judged_counts(tmp_path: Path) -> None:
@@ -69,5 +71,5 @@ def test_a_toy_is_recorded_and_replayed(toy: str, tmp_path: Path, capsys: pytest
     assert kinds == [PROCESS, PROCESS, COST]
     assert record.main(arguments) == 2  # one file holds one recording
     replay = ["--process", str(out), "--world", str(out), "--requests", "6", "--processes", "1", "--concurrency", "2"]
-    assert simulate.main([*replay, "--policies", "plain,oracle"]) == 0
+    assert simulate.main([*replay, "--policies", "plain,oracle", "--out", str(tmp_path / "simulated.jsonl")]) == 0
     assert "world measured on" in capsys.readouterr().out

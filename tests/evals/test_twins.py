@@ -24,6 +24,10 @@ def test_every_seed_is_compared_and_nothing_is_drafted(
     said, found = capsys.readouterr().out, list(results.read(out))
     assert "of 2 intervals hold 1" in said and "0 runs differed in text or drafted" in said
     assert [r["seed"] for r in found] == [0, 1] and all(len(r["ratios"]) == 2 for r in found)
+    assert twins.main([*arguments(toy, out, 2), *few, "--resume", str(out)]) in (0, 1)
+    assert (
+        len(list(results.read(out))) == 2 and "of 2 intervals hold 1" in capsys.readouterr().out
+    )  # none measured anew
 
 
 @pytest.mark.slow
