@@ -7,9 +7,7 @@ import pytest
 from evals.cost_curve import CostCurve
 from evals.load import Outcome
 from evals.runs import Run, summarise, times_of
-from evals.stages import StepShape, WatchedEngine
-from specdec import LLM
-from tests.evals.doubles import Sleeps, compare, jobs_for, system
+from evals.stages import StepShape
 
 
 def verify(rows: int, tokens: int) -> float:
@@ -57,11 +55,3 @@ def test_the_curve_rises_and_prompts_are_told_apart() -> None:
     assert curve.per_prompt == pytest.approx(0.0002)
     assert curve.at(7, 2) == curve.at(1, 2)  # the nearest rows that were seen
     assert CostCurve([]).seconds([StepShape(1, 1, 1, 0.0, 1.0)]) == 0.0
-
-
-def test_an_engine_that_sleeps_between_its_steps_falls_short_of_its_prediction(toy: str) -> None:
-    llm = LLM(toy, None, dtype="float64", num_kv_blocks=64, enable_prefix_caching=False)
-    twins = [system(WatchedEngine(llm.engine), "plain"), system(Sleeps(llm.engine), "slow")]
-    plain, slow = summarise(compare(llm, twins, jobs_for(llm, 2)))
-    assert plain.predicted is None and slow.predicted is not None and 0.8 < slow.predicted < 1.25
-    assert slow.over_predicted is not None and slow.over_predicted < 0.8

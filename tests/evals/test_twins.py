@@ -14,7 +14,7 @@ def arguments(toy: str, out: Path, seeds: int) -> list[str]:
     return ["--target", toy, "--dtype", "float64", "--seeds", str(seeds), "--max-tokens", "8", "--out", str(out)]
 
 
-@pytest.mark.parametrize("other", ["twin", "off"])
+@pytest.mark.parametrize("other", [pytest.param("twin", marks=pytest.mark.slow), "off"])
 def test_every_seed_is_compared_and_nothing_is_drafted(
     toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
 ) -> None:
