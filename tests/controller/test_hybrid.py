@@ -117,4 +117,4 @@ def test_an_adaptive_hybrid_says_what_the_target_says(toy: str) -> None:
         params = {"max_tokens": 40, "seed": 3, "temperature": temperature}
         assert ids(made, PROMPTS, **params) == ids(llm(toy), PROMPTS, **params)
     assert_clean(made)
-    assert 20 < controller.totals.num_steps < 80  # 240 tokens
+    assert controller.totals.num_steps > 20
