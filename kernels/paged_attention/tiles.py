@@ -69,9 +69,8 @@ def prefill_tile(shape: HeadShape) -> Tile:
     if shape.item_bytes <= 2 and shape.has_bytes:
         return Tile(64, 32 if shape.width <= 128 else 16, num_warps=4 if shape.width <= 64 else 8, num_stages=2)
     if shape.item_bytes <= 2:
-        block_m = 128 if shape.width <= 128 else 64
-        is_narrow = shape.width <= 64
-        return Tile(block_m, 64 if is_narrow else 32, num_warps=4 if is_narrow else 8, num_stages=2)
+        block_m, block_n = 128 if shape.width <= 128 else 64, 64 if shape.width <= 64 else 32
+        return Tile(block_m, block_n, num_warps=4 if shape.width <= 32 else 8, num_stages=2)
     block_m = max(16, min(32, 4096 // shape.width))
     return Tile(block_m, max(16, min(32, 2048 // shape.width)), num_warps=4, num_stages=1)
 

@@ -26,10 +26,6 @@ _MOST_LISTED = 512
 """A shortlist longer than this costs more to draw noise for, token by token, than its whole row does."""
 
 
-_STREAM_BITS = 48
-"""Positions stay far below 2**48, so the noises of two streams never meet."""
-
-
 @torch.inference_mode()
 def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[bool]]:
     """Choose one token for every row of scores.
@@ -150,7 +146,7 @@ def _temperatures(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
 def streams(choices: Sequence[Choice], device: torch.device) -> tuple[Tensor, Tensor]:
     """Seed and position of every row's noise, [R] each."""
     seeds = to_device([c.request.noise_seed for c in choices], device, torch.int64)
-    return seeds, to_device([c.position + (c.stream << _STREAM_BITS) for c in choices], device, torch.int64)
+    return seeds, to_device([c.position for c in choices], device, torch.int64)
 
 
 def _choose_processed(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:

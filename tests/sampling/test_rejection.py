@@ -6,22 +6,21 @@ a million (see `bound`), and the seeds are fixed besides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from specdec.batch import Batch, Drafts, Offer, Row
 from specdec.config import SpeculativeConfig
 from specdec.engine import Engine
 from specdec.errors import InvalidRequestError
-from specdec.kernels.accept import noise
+from specdec.kernels.accept import DRAFT_POSITIONS, reference
 from specdec.llm import LLM
 from specdec.proposers.draft_model import DraftModelProposer
-from specdec.sampling import Choice, rejection, verify
-from specdec.sampling.sampler import streams
+from specdec.sampling import verify
 from specdec.sampling_params import SamplingParams
 from specdec.server.flags import parse_config, parse_flags
 from tests.engines import assert_clean, ids, llm
@@ -101,12 +100,14 @@ def test_a_draft_that_lies_about_its_law_is_caught() -> None:
 
 def test_a_sampler_whose_noise_depends_on_the_draft_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: coins are made of the noise that drew the draft."""
+    honest = reference.bits
 
-    def coins(choices: Sequence[Choice], device: torch.device) -> torch.Tensor:
-        seeds, positions = streams([replace(choice, stream=rejection.DRAFT) for choice in choices], device)
-        return torch.sigmoid(-noise(seeds, positions, 8, torch.float64).amax(dim=1))
+    def bits(seeds: Tensor, positions: Tensor, vocab_size: int, stream: int = 0) -> Tensor:
+        if stream != reference.COIN_STREAM:
+            return honest(seeds, positions, vocab_size, stream)
+        return honest(seeds, positions + DRAFT_POSITIONS, 8).amax(1, keepdim=True)
 
-    monkeypatch.setattr(rejection, "_coins", coins)
+    monkeypatch.setattr(reference, "bits", bits)
     statistic, most = _statistic(_engine(3, "bad"), {}, 4096)
     assert statistic > 2 * most
 
