@@ -66,11 +66,13 @@ class LayerCache:
 
     keys     [num_blocks, block_size, G, D]
     values   [num_blocks, block_size, G, Dv]
+    scales   [G] of the keys and of the values in an fp8 cache
     """
 
     context: StepContext
     keys: Tensor
     values: Tensor
+    scales: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
 
 
 @dataclass(slots=True)
@@ -108,14 +110,15 @@ class AttentionProbe:
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slot_mapping: Tensor,
     block_tables: Tensor, seq_lens: Tensor, cu_query_lens: Tensor, scale: float, window: int | None,
-    softcap: float | None, sinks: Tensor | None,
+    softcap: float | None, sinks: Tensor | None, k_scales: Tensor | None, v_scales: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Write this step's K and V, then attend.
 
     query [T, H, D]   key [T, G, D]   value [T, G, Dv]   returns [T, H, Dv]
     """
-    write_kv(key, value, slot_mapping, keys, values)
-    return paged_attention(query, keys, values, block_tables, seq_lens, cu_query_lens, scale, window, softcap, sinks)
+    write_kv(key, value, slot_mapping, keys, values, k_scales, v_scales)
+    how = (block_tables, seq_lens, cu_query_lens, scale, window, softcap, sinks)
+    return paged_attention(query, keys, values, *how, k_scales=k_scales, v_scales=v_scales)
 
 
 # Opaque to the compiler; eager code calls the kernels itself, which saves the dispatch and shares their work lists.
@@ -155,9 +158,13 @@ def _attention(
         kwargs.get("softcap"), kwargs.get("s_aux"),
     )  # fmt: skip
     if torch.compiler.is_compiling():
-        return _attend_op(q, k, v, state.keys, state.values, batch.slot_mapping, *how)[None], None
-    write_kv(k, v, batch.slot_mapping, state.keys, state.values)
-    return paged_attention(q, state.keys, state.values, *how, lists=state.context.lists)[None], None
+        return _attend_op(q, k, v, state.keys, state.values, batch.slot_mapping, *how, *state.scales)[None], None
+    write_kv(k, v, batch.slot_mapping, state.keys, state.values, *state.scales)
+    k_scales, v_scales = state.scales
+    out = paged_attention(
+        q, state.keys, state.values, *how, k_scales=k_scales, v_scales=v_scales, lists=state.context.lists
+    )
+    return out[None], None
 
 
 AttentionInterface.register(IMPLEMENTATION, _attention)
