@@ -68,7 +68,7 @@ def print_table(ops: Sequence[str], space: bool, match: str, jobs: int, readme: 
     print(render(HEADERS, [line.cells() for line in lines]))
     for line in lines:
         if line.is_bad:
-            print(f"{line.name} for {line.target}: {line.error or 'spills, or asks for more shared memory than it has'}")
+            print(f"{line.name} for {line.target}: {line.error or 'spills, or asks for too much shared memory'}")
     print(f"\n{summary(lines)}")
     if readme is not None:
         marked.rewrite(readme, MARK, f"{summary(lines)}.\n\n{marked.folded(_LEGEND, by_kernel(lines))}")
@@ -80,13 +80,12 @@ _LEGEND = "Of every default: registers a thread / spilled bytes / shared bytes"
 
 def summary(lines: Sequence[Line]) -> str:
     """How many there are, and how many are bad."""
-    defaults = [line for line in lines if line.is_default]
-    tried = [line for line in lines if not line.is_default]
-    bad = [sum(line.is_bad for line in group) for group in (defaults, tried)]
-    return (
-        f"{len(defaults)} defaults compiled, {sum(line.spills for line in defaults)} spill, {bad[0]} cannot be used; "
-        f"{len(tried)} of the search space compiled, {sum(line.spills for line in tried)} spill, {bad[1]} cannot be used"
-    )
+    said = []
+    for kind, is_default in (("defaults", True), ("of the search space", False)):
+        group = [line for line in lines if line.is_default == is_default]
+        spills, bad = sum(line.spills for line in group), sum(line.is_bad for line in group)
+        said.append(f"{len(group)} {kind} compiled, {spills} spill, {bad} cannot be used")
+    return "; ".join(said)
 
 
 def by_kernel(lines: Sequence[Line]) -> str:

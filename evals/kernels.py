@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
             table = render(roofline.HEADERS, [row.cells() for row in roofline.rows(args.ops, grid)])
             print(f"{table}\n\n{roofline.NOTES}")
             if args.readme is not None:
-                command = f"`python -m evals.kernels {shlex.join(argv)}`"
+                command = f"`python -m evals.kernels {shlex.join(_without_readme(argv))}`"
                 marked.rewrite(args.readme, "modelled", f"{command}\n\n{marked.folded('The table', table)}")
             return 0
         out = results.ResultFile(
@@ -41,6 +41,13 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         print(f"evals.kernels: {error}", file=sys.stderr)
         return 2
+
+
+def _without_readme(argv: Sequence[str]) -> list[str]:
+    """The command whose table it is, wherever the table goes."""
+    given = list(argv)
+    place = given.index("--readme")
+    return given[:place] + given[place + 2 :]
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -62,8 +62,8 @@ class CacheConfig:
 
     kv_cache_memory   bytes for target and draft together; None: a share of what is free
     num_kv_blocks     exact number of blocks; overrides kv_cache_memory
-    kv_cache_dtype    "auto": the target's own dtype; "fp8": e4m3 with a scale a layer and KV head, for the target's keys
-                      and values (a draft keeps its dtype)
+    kv_cache_dtype    of the target's keys and values; "auto": its own dtype; "fp8": e4m3 with a scale a layer and KV
+                      head. A draft keeps its dtype
     """
 
     block_size: int = 16

@@ -58,11 +58,7 @@ def engine_config(
     resolved = resolve_draft(_name(draft), _speculative_config(speculative), str(target))
     if speculative_trace is not None:
         resolved = replace(resolved, trace=speculative_trace)
-    if draft_device is not None and draft_device != device:
-        raise InvalidRequestError(
-            f"draft_device is {draft_device!r}; the draft shares the target's blocks and must be on {device!r}",
-            param="draft_device",
-        )
+    _check_draft_device(draft_device, device)
     model = ModelConfig(
         model=_name(target), dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization
     )
@@ -82,6 +78,14 @@ def engine_config(
         seed=seed,
         num_threads=num_threads,
     )
+
+
+def _check_draft_device(draft_device: str | None, device: str) -> None:
+    if draft_device is not None and draft_device != device:
+        raise InvalidRequestError(
+            f"draft_device is {draft_device!r}; the draft shares the target's blocks and must be on {device!r}",
+            param="draft_device",
+        )
 
 
 def _draft_model(target: ModelConfig, draft: str | None, dtype: str | None) -> ModelConfig | None:

@@ -50,13 +50,13 @@ def _both(shape: HeadShape, kinds: tuple[Any, ...], options: dict[str, Any], spa
         yield make(shape, kinds, options, tile, True)
         if space:
             yield from (make(shape, kinds, options, other, False) for other in tiles.search_space(tile))
-    if kinds[0] == kinds[1] and shape.heads == 4 and "BLOCK_SIZE" not in options and "SOFTCAP" not in options:
+    # Only values are merged, in windows and with sinks; neither blocks nor soft caps are seen.
+    is_usual = kinds[0] == kinds[1] and shape.heads == 4 and shape.head_dim == shape.value_dim
+    if is_usual and "BLOCK_SIZE" not in options and "SOFTCAP" not in options:
         yield _merge(shape, kinds, options)
 
 
-def _name(
-    op: str, shape: HeadShape, kinds: tuple[Any, ...], options: dict[str, Any], tried: Tile | None = None
-) -> str:
+def _name(op: str, shape: HeadShape, kinds: tuple[Any, ...], options: dict[str, Any], tried: Tile | None = None) -> str:
     """What is special about a case; of one that a sweep tries, its tile too."""
     width = f"d{shape.head_dim}" + (f"/{shape.value_dim}" if shape.value_dim != shape.head_dim else "")
     cache = "" if kinds[0] == kinds[1] else f" {kinds[1]} cache"
@@ -113,7 +113,8 @@ def _verify(
     pointers = {"q": f"*{kinds[0]}", "k_cache": f"*{kinds[1]}", "v_cache": f"*{kinds[1]}"}
     pointers |= {**dict.fromkeys(("k_scales", "v_scales"), "*fp32"), **_parts(kinds)}
     return _case(
-        _name("verify_attention", shape, kinds, options, None if is_default else tile), verify_kernel, {**_NUMBERS, **pointers}, constants,
+        _name("verify_attention", shape, kinds, options, None if is_default else tile),
+        verify_kernel, {**_NUMBERS, **pointers}, constants,
         num_warps=tile.num_warps, num_stages=tile.num_stages, targets=kinds[3], is_default=is_default,
     )  # fmt: skip
 
@@ -133,7 +134,8 @@ def _prefill(
     pointers = {"q": f"*{kinds[0]}", "out": f"*{kinds[0]}", "k_cache": f"*{kinds[1]}", "v_cache": f"*{kinds[1]}"}
     pointers |= dict.fromkeys(("k_scales", "v_scales", "sinks"), "*fp32")
     return _case(
-        _name("prefill_attention", shape, kinds, options, None if is_default else tile), prefill_kernel, {**_NUMBERS, **pointers}, constants,
+        _name("prefill_attention", shape, kinds, options, None if is_default else tile),
+        prefill_kernel, {**_NUMBERS, **pointers}, constants,
         num_warps=tile.num_warps, num_stages=tile.num_stages, targets=kinds[3], is_default=is_default,
     )  # fmt: skip
 

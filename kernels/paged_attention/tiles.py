@@ -50,7 +50,7 @@ def padded(width: int) -> int:
 
 def _widened(shape: HeadShape) -> Tile:
     """Of e4m3 that becomes float32 or float64, which takes registers at any width."""
-    return Tile(16, 16, num_warps=8, num_stages=2 if shape.width <= 128 else 1)
+    return Tile(16, 16, num_warps=4 if shape.width <= 32 else 8, num_stages=2 if shape.width <= 128 else 1)
 
 
 def verify_tile(shape: HeadShape) -> Tile:

@@ -46,7 +46,7 @@ def test_drafts_change_no_token(plain: LLM, toy: str, draft: str) -> None:
 
 
 def test_the_numbers_are_those_of_the_format(toy: str) -> None:
-    """The first layer's keys and values are its own to three bits, and what follows reads those: scores move a little."""
+    """The first layer holds its own numbers to three bits; what follows reads those, so scores move a little."""
     model = load(ModelConfig(model=toy, dtype="float64"))
     scales = kv_scales(model)
     (exact, own), (stored, fp8) = (ran(model, kind) for kind in (None, scales))
@@ -77,8 +77,9 @@ def test_scales_are_powers_of_two_that_hold_what_was_seen(toy: str) -> None:
 
 def test_the_same_memory_holds_more_tokens(toy: str) -> None:
     blocks = [
-        build(toy, None, dtype="float32", num_kv_blocks=None, kv_cache_memory=2**20, kv_cache_dtype=name)
-        .engine.scheduler.pool.num_blocks
+        build(
+            toy, None, dtype="float32", num_kv_blocks=None, kv_cache_memory=2**20, kv_cache_dtype=name
+        ).engine.scheduler.pool.num_blocks
         for name in ("auto", "fp8")
     ]
     assert blocks[1] // 4 == blocks[0]
