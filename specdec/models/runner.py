@@ -92,7 +92,8 @@ class ModelRunner:
 def _transformers_forward(model: LoadedModel, cache: KVCache, layer_ids: tuple[int, ...]) -> Compute:
     """transformers' own forward, its attention answered by the paged cache."""
     context = StepContext()
-    scales = cache.scales or [(None, None)] * len(cache.keys)
+    none: list[tuple[None, None]] = [(None, None)] * len(cache.keys)
+    scales: Sequence[tuple[Tensor, Tensor] | tuple[None, None]] = cache.scales or none
     for module, keys, values, own in zip(model.attention.modules, cache.keys, cache.values, scales, strict=True):
         module.specdec_cache = LayerCache(context, keys, values, own)  # type: ignore[assignment]
     streams = ResidualStreams(model, layer_ids)

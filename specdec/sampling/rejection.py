@@ -103,6 +103,6 @@ def _draft_laws(cases: Sequence[Case], bounds: Sequence[int], scores: Tensor) ->
     q = torch.zeros_like(scores)
     q[to_device(told, scores.device, torch.int64), : laws.shape[1]] = laws
     if certain:
-        rows, ids = to_device(certain, scores.device, torch.int64).T
-        q[rows, ids] = 1.0
+        rows, ids = zip(*certain, strict=True)
+        q[to_device(rows, scores.device, torch.int64), to_device(ids, scores.device, torch.int64)] = 1.0
     return q

@@ -156,6 +156,18 @@ def test_a_draft_that_was_cut_counts_as_rejected() -> None:
     assert seen == {(2,), (3,)}
 
 
+def test_drafts_beyond_the_laws_are_certain() -> None:
+    """What a grammar forces rides behind what was drawn: kept where the target is certain too, else replaced."""
+    logits = torch.full((3, 4), -float("inf"), dtype=torch.float64)
+    logits[0] = logits[1, 2] = logits[2, 1] = 0
+    law = torch.full((1, 4), 0.25, dtype=torch.float64)
+    for seed in range(20):
+        request = _engine(1, "good").make_request("r", [1], SamplingParams(seed=seed))
+        for drafts, kept in (((1, 2), (1, 2, 1)), ((1, 3), (1, 2))):
+            offers = Drafts((Offer(drafts, "d", laws=law),))
+            assert verify(Batch((Row(request, 0, 1, 2, drafts),)), logits, offers).token_ids[0] == kept
+
+
 def test_preemption_and_a_grammar_stand_beside_rejection(toy: str, toy_draft: str) -> None:
     config = SpeculativeConfig(num_speculative_tokens=3, acceptance="rejection", adaptive=False)
     made = LLM(toy, toy_draft, speculative=config, dtype="float64", block_size=4, num_kv_blocks=14,
