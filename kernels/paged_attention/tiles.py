@@ -90,11 +90,13 @@ def prefill_tile(shape: HeadShape) -> Tile:
 def search_space(default: Tile) -> Iterator[Tile]:
     """Yield what a sweep on a GPU may try instead of the default: its neighbours, one number changed at a time.
 
-    block_m stays, so that a sweep changes no list; block_n does not grow, since registers are full already.
+    block_m stays, so that a sweep changes no list; registers are full already, so that block_n does not grow and
+    warps do not get fewer.
     """
     if default.block_n >= 32:
         yield replace(default, block_n=default.block_n // 2)
-    yield replace(default, num_warps=12 - default.num_warps)  # 4 or 8
+    if default.num_warps < 8:
+        yield replace(default, num_warps=8)
     for num_stages in (1, 2, 3):
         if num_stages != default.num_stages:
             yield replace(default, num_stages=num_stages)
