@@ -6,6 +6,7 @@ Triton keeps what it compiled by source (TRITON_CACHE_DIR), so a table that was 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import multiprocessing
 import os
@@ -139,6 +140,7 @@ def _as_on_a_gpu() -> None:
     os.environ.pop("SPECDEC_KERNELS", None)
 
 
+@functools.cache
 def _cases(folder: str, space: bool) -> list[Any]:
     module = importlib.import_module(f"specdec.kernels.{folder}")
     cases: list[Any] = module.compile_cases(space)
