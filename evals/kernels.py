@@ -10,11 +10,12 @@ It composes; the table, the model and the measurement know their own business.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evals import kernel_runs, kernel_table, results, roofline
+from evals import kernel_runs, kernel_table, marked, results, roofline
 from evals.flags import numbers, words
 from evals.table import render
 
@@ -24,11 +25,14 @@ def main(argv: Sequence[str]) -> int:
     args = _parse(argv)
     try:
         if args.compile_only:
-            return kernel_table.print_table(args.ops, args.space, args.match, args.jobs)
+            return kernel_table.print_table(args.ops, args.space, args.match, args.jobs, args.readme)
         grid = roofline.Grid(args.cards, args.shapes, args.batches, args.contexts, args.drafts)
         if args.model:
-            print(render(roofline.HEADERS, [row.cells() for row in roofline.rows(args.ops, grid)]))
-            print("\n" + roofline.NOTES)
+            table = render(roofline.HEADERS, [row.cells() for row in roofline.rows(args.ops, grid)])
+            print(f"{table}\n\n{roofline.NOTES}")
+            if args.readme is not None:
+                command = f"`python -m evals.kernels {shlex.join(_without_readme(argv))}`"
+                marked.rewrite(args.readme, "modelled", f"{command}\n\n{marked.folded('The table', table)}")
             return 0
         out = results.ResultFile(
             args.out or results.default_path("evals.kernels"), results.describe("evals.kernels", argv, 0)
@@ -37,6 +41,13 @@ def main(argv: Sequence[str]) -> int:
     except ValueError as error:
         print(f"evals.kernels: {error}", file=sys.stderr)
         return 2
+
+
+def _without_readme(argv: Sequence[str]) -> list[str]:
+    """The command whose table it is, wherever the table goes."""
+    given = list(argv)
+    place = given.index("--readme")
+    return given[:place] + given[place + 2 :]
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -54,6 +65,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--match", default="", help="of --compile-only: only rows whose name holds this")
     parser.add_argument("--space", action="store_true", help="of --compile-only: also what a sweep may try")
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
+    parser.add_argument("--readme", type=Path, default=None, help="a README whose marked part gets the table")
     parser.add_argument("--out", type=Path, default=None, help="JSON lines of --run")
     return parser.parse_args(argv)
 

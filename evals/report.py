@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from evals import plots, results, speedup_table
+from evals import marked, plots, results, speedup_table
 from evals.runs import KIND, Run, Summary, summarise
 
 FORMATS = ("svg", "png")
@@ -51,18 +51,12 @@ def markdown(record: dict[str, Any], summaries: Sequence[Summary], images: dict[
     return "\n\n".join(parts) + "\n"
 
 
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-
-
 def into_readme(text: str, record: dict[str, Any], summaries: Sequence[Summary], images: Sequence[str]) -> str:
     """A README whose marked part says what was measured; raises ValueError where it has no such part."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"the README needs one part between {BEGIN} and {END}")
     headers, rows = speedup_table.speed_cells(summaries)
     lines = ["| " + " | ".join(cells) + " |" for cells in (headers, ["---"] * len(headers), *rows)]
     parts = [provenance(record), "\n".join(lines), *(f"![{Path(image).stem}]({image})" for image in images)]
-    middle = "\n\n".join(parts)
-    return f"{text[: text.index(BEGIN)]}{BEGIN}\n{middle}\n{text[text.index(END) :]}"
+    return marked.replaced(text, "measured", "\n\n".join(parts))
 
 
 def provenance(record: dict[str, Any]) -> str:

@@ -28,6 +28,7 @@ from specdec.models import eagle_runner, sources
 from specdec.models.compiled import compile_layers
 from specdec.models.eagle_head import EagleHead, is_feature_draft, load_eagle
 from specdec.models.eagle_runner import EagleRunner
+from specdec.models.kv_scales import kv_scales
 from specdec.models.loaded import LoadedModel
 from specdec.models.loader import load, pick_dtype
 from specdec.models.profile import profile
@@ -124,7 +125,7 @@ def _build(config: EngineConfig) -> Engine:
     if dispatch.mode() == "auto":  # the first start builds while it fetches a model
         threading.Thread(target=native.library, daemon=True).start()
     config = replace(config, speculative=tell_kind(config.speculative))
-    target = load(config.target)
+    target = _load_target(config)
     draft = _load_draft(config, target)
     num_blocks = _count_blocks(config, target, draft)
     _log_capacity(config, num_blocks, target, draft)
@@ -132,7 +133,8 @@ def _build(config: EngineConfig) -> Engine:
         logger.info("CPU kernels use %d threads (--num-threads)", num_threads)
     block_size = config.cache.block_size
     pool = BlockPool(num_blocks, block_size, enable_prefix_caching=config.cache.enable_prefix_caching)
-    target_runner = ModelRunner(target, num_blocks, block_size)
+    scales = kv_scales(target) if config.cache.kv_cache_dtype == "fp8" else None
+    target_runner = ModelRunner(target, num_blocks, block_size, scales)
     draft_runner = _draft_runner(draft, num_blocks, block_size)
     proposer = build_proposer(config.speculative, config.scheduler, pool, target_runner, draft_runner)
     if config.compile == "max":  # behind the proposer, which may have asked for features
@@ -219,6 +221,15 @@ def _draft_runner(draft: Draft | None, num_blocks: int, block_size: int) -> Mode
     return ModelRunner(draft, num_blocks, block_size) if draft is not None else None
 
 
+def _load_target(config: EngineConfig) -> LoadedModel:
+    if config.cache.kv_cache_dtype == "auto":
+        return load(config.target)
+    target = load(config.target, packs_whole=False)
+    if target.device.type == "cpu":
+        logger.warning("kv_cache_dtype is 'fp8'; on a CPU plain PyTorch attends to such a cache, which is slower")
+    return target
+
+
 def _load_draft(config: EngineConfig, target: LoadedModel) -> Draft | None:
     name = config.speculative.draft
     if name is None:
@@ -237,10 +248,14 @@ def _load_draft(config: EngineConfig, target: LoadedModel) -> Draft | None:
     return draft
 
 
-def _block_bytes(model: Draft | None, block_size: int) -> int:
-    if isinstance(model, EagleHead):
-        return eagle_runner.bytes_per_block(model, block_size)
-    return kv_cache.bytes_per_token(model.attention.shapes, model.dtype) * block_size if model is not None else 0
+def _block_bytes(config: EngineConfig, target: LoadedModel, draft: Draft | None) -> tuple[int, int]:
+    """Of one block: what the target's part takes, and the draft's."""
+    size = config.cache.block_size
+    dtype = kv_cache.FP8 if config.cache.kv_cache_dtype == "fp8" else target.dtype
+    ours = kv_cache.bytes_per_token(target.attention.shapes, dtype) * size
+    if isinstance(draft, EagleHead):
+        return ours, eagle_runner.bytes_per_block(draft, size)
+    return ours, 0 if draft is None else kv_cache.bytes_per_token(draft.attention.shapes, draft.dtype) * size
 
 
 def _count_blocks(config: EngineConfig, target: LoadedModel, draft: Draft | None) -> int:
@@ -250,13 +265,12 @@ def _count_blocks(config: EngineConfig, target: LoadedModel, draft: Draft | None
     memory = cache.kv_cache_memory
     if memory is None:
         memory = kv_cache.free_memory(target.device, cache.gpu_memory_utilization)
-    block_bytes = _block_bytes(target, cache.block_size) + _block_bytes(draft, cache.block_size)
-    return kv_cache.count_blocks(memory, cache.block_size, block_bytes)
+    return kv_cache.count_blocks(memory, cache.block_size, sum(_block_bytes(config, target, draft)))
 
 
 def _log_capacity(config: EngineConfig, num_blocks: int, target: LoadedModel, draft: Draft | None) -> None:
     size = config.cache.block_size
-    ours, drafts = _block_bytes(target, size), _block_bytes(draft, size)
+    ours, drafts = _block_bytes(config, target, draft)
     logger.info(
         "%d blocks of %d tokens: about %d tokens, %.1f requests of max_model_len %d; the draft takes %.0f %% of them",
         num_blocks, size, num_blocks * size, num_blocks * size / target.max_model_len, target.max_model_len,

@@ -14,6 +14,7 @@ from specdec.errors import InvalidRequestError, shown
 Method = Literal["auto", "none", "ngram", "suffix", "draft_model", "eagle", "hybrid"]
 METHODS: tuple[str, ...] = ("auto", "none", "ngram", "suffix", "draft_model", "eagle", "hybrid")
 DTYPES: tuple[str, ...] = ("auto", "float64", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES: tuple[str, ...] = ("auto", "fp8")
 QUANTIZATIONS: tuple[str, ...] = ("none", "int4", "int8", "int4-a8", "int8-a8")
 COMPILES: tuple[str, ...] = ("off", "auto", "max")
 MAX_SPECULATIVE_TOKENS = 64
@@ -66,6 +67,8 @@ class CacheConfig:
 
     kv_cache_memory   bytes for target and draft together; None: a share of what is free
     num_kv_blocks     exact number of blocks; overrides kv_cache_memory
+    kv_cache_dtype    of the target's keys and values; "auto": its own dtype; "fp8": e4m3 with a scale a layer and KV
+                      head. A draft keeps its dtype
     """
 
     block_size: int = 16
@@ -73,8 +76,10 @@ class CacheConfig:
     num_kv_blocks: int | None = None
     enable_prefix_caching: bool = True
     gpu_memory_utilization: float = 0.9
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_range("block_size", self.block_size, 1, 4096)
         if self.kv_cache_memory is not None:
             _check_range("kv_cache_memory", self.kv_cache_memory, 1, 2**50)

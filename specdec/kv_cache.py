@@ -18,6 +18,10 @@ from specdec.errors import InvalidRequestError
 
 _ALIGNMENT = 64  # bytes; a cache line
 
+FP8 = torch.float8_e4m3fn
+Scales = list[tuple[Tensor, Tensor]]
+"""Of each layer: float32 [G] for keys and for values; what an fp8 cache stores is the number over its head's scale."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -43,11 +47,21 @@ class KVCache:
 
     keys[i]     [num_blocks, block_size, G, D]
     values[i]   [num_blocks, block_size, G, Dv]
+    scales      of an FP8 cache; None where numbers are stored as they are
     """
 
     def __init__(
-        self, shapes: list[LayerShape], num_blocks: int, block_size: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        shapes: list[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        scales: Scales | None = None,
     ) -> None:
+        assert (dtype == FP8) == (scales is not None)
+        self.scales = scales
         self.block_size = block_size
         self.num_blocks = num_blocks
 

@@ -47,6 +47,7 @@ def engine_config(
     block_size: int = 16,
     kv_cache_memory: int | None = None,
     num_kv_blocks: int | None = None,
+    kv_cache_dtype: str = "auto",
     gpu_memory_utilization: float = 0.9,
     enable_prefix_caching: bool = True,
     seed: int = 0,
@@ -56,12 +57,9 @@ def engine_config(
 ) -> EngineConfig:
     """Compose an EngineConfig from flat options; the flags of the server are these names."""
     resolved = resolve_draft(_name(draft), _speculative_config(speculative), str(target))
-    resolved = resolved if speculative_trace is None else replace(resolved, trace=speculative_trace)
-    if draft_device is not None and draft_device != device:
-        raise InvalidRequestError(
-            f"draft_device is {draft_device!r}; the draft shares the target's blocks and must be on {device!r}",
-            param="draft_device",
-        )
+    if speculative_trace is not None:
+        resolved = replace(resolved, trace=speculative_trace)
+    _check_draft_device(draft_device, device)
     model = ModelConfig(
         model=_name(target), dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization
     )
@@ -74,6 +72,7 @@ def engine_config(
             num_kv_blocks=num_kv_blocks,
             enable_prefix_caching=enable_prefix_caching,
             gpu_memory_utilization=gpu_memory_utilization,
+            kv_cache_dtype=kv_cache_dtype,
         ),
         scheduler=_scheduler_config(max_num_batched_tokens, device, max_num_seqs),
         speculative=resolved,
@@ -81,6 +80,14 @@ def engine_config(
         num_threads=num_threads,
         compile=compile,
     )
+
+
+def _check_draft_device(draft_device: str | None, device: str) -> None:
+    if draft_device is not None and draft_device != device:
+        raise InvalidRequestError(
+            f"draft_device is {draft_device!r}; the draft shares the target's blocks and must be on {device!r}",
+            param="draft_device",
+        )
 
 
 def _draft_model(target: ModelConfig, draft: str | None, dtype: str | None) -> ModelConfig | None:

@@ -18,7 +18,7 @@ from specdec.kernels.accept import kernel, reference
 from specdec.kernels.accept.reference import (
     CHOICE_STREAM,
     COIN_STREAM,
-    DRAFT_STREAM,
+    DRAFT_POSITIONS,
     Judgement,
     Rejection,
     noise,
@@ -30,7 +30,7 @@ from specdec.kernels.ahead_of_time import CompileCase
 __all__ = [
     "CHOICE_STREAM",
     "COIN_STREAM",
-    "DRAFT_STREAM",
+    "DRAFT_POSITIONS",
     "Judgement",
     "Rejection",
     "accept",
@@ -125,10 +125,12 @@ def reject(
     A draft d is kept with probability min(1, p(d) / q(d)), where p is the softmax of its row; at the first refused one
     the next token follows (p - q)+, behind the last it follows p. (Leviathan, Kalman, Matias 2023, arXiv 2211.17192,
     algorithm 1; Chen et al. 2023, arXiv 2302.01318.) The law of the output is p's whatever q is, if drafts were drawn
-    from q with noise of their own: `noise(..., stream=DRAFT_STREAM)`.
+    from q with noise of their own: `sample` at positions + DRAFT_POSITIONS.
 
     scores        [L, V]    processed and divided by the temperature; -inf marks what may not be chosen
-    draft_probs   [L, V]    q of the draft behind each row, its sum 1; None: every draft was certain (q is one-hot)
+    draft_probs   [L, V]    q of the draft behind each row, its sum 1; None: every draft was certain (q is one-hot).
+                            A request's last row has no draft and holds zeros; or q of one more that was drawn and
+                            could not ride, which counts as refused
     seeds         [L]
     positions     [L]
     drafts        [L]       as in `accept`

@@ -15,7 +15,9 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 # The last word of a counter: draws that must not know of each other count apart.
-CHOICE_STREAM, COIN_STREAM, DRAFT_STREAM = 0, 1, 2
+CHOICE_STREAM, COIN_STREAM = 0, 1
+DRAFT_POSITIONS = 2**48
+"""Added to the positions of drafts that are drawn for `reject`; an output is never that long."""
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -150,8 +152,13 @@ def reject(
     coins = uniform(bits(seeds, positions, 1, COIN_STREAM)[:, 0], p.dtype)
     can_choose = (scores < float("inf")).all(1) & (scores > -float("inf")).any(1)
     num_accepted = at.lowest(at.is_last | ~can_choose | ~(coins * q < p))  # u < p / q, without dividing by zero
-    log_p, drafts, is_last = (at.take(x, num_accepted) for x in (log_p, drafts, at.is_last))
-    rest = _residual(log_p, drafts, None if draft_probs is None else at.take(draft_probs, num_accepted), is_last)
+    log_p = at.take(log_p, num_accepted)
+    if draft_probs is None:
+        q = torch.nn.functional.one_hot(at.take(drafts, num_accepted), scores.shape[1])
+        q = q.masked_fill(at.take(at.is_last, num_accepted)[:, None], 0)
+    else:
+        q = at.take(draft_probs, num_accepted)
+    rest = _residual(log_p, q.to(log_p.dtype))
     g = noise(at.take(seeds, num_accepted), at.take(positions, num_accepted), scores.shape[1], p.dtype)
     noisy = rest + g
     next_ids = (noisy == noisy.amax(1, keepdim=True)).int().argmax(1)  # the lowest of equals
@@ -160,14 +167,11 @@ def reject(
     return Rejection(num_accepted.to(bounds.dtype), next_ids, is_finite)
 
 
-def _residual(log_p: Tensor, drafts: Tensor, draft_probs: Tensor | None, is_last: Tensor) -> Tensor:
-    """Logarithms of (p - q)+, [B, V]; of p behind a last draft, and where rounding left nothing of the difference."""
-    if draft_probs is None:
-        rest = log_p.scatter(1, drafts[:, None], -float("inf"))
-    else:
-        rest = (log_p.exp() - draft_probs.to(log_p.dtype)).clamp_min(0).log()
+def _residual(log_p: Tensor, q: Tensor) -> Tensor:
+    """Logarithms of (p - q)+, [B, V]; of p where rounding left nothing of the difference."""
+    rest = torch.where(q > 0, (log_p.exp() - q).clamp_min(0).log(), log_p)
     is_empty = ~(rest > -float("inf")).any(1)
-    return torch.where((is_last | is_empty)[:, None], log_p, rest)
+    return torch.where(is_empty[:, None], log_p, rest)
 
 
 class _Places(NamedTuple):

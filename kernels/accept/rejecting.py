@@ -92,7 +92,7 @@ def coin_kernel(
 @triton.jit(do_not_specialize=["S"])
 def residual_kernel(
     scores_ptr,  # [L, V]
-    probs_ptr,  # [L, V]
+    probs_ptr,  # [L, V]   not read where IS_CERTAIN
     drafts_ptr,  # [L]
     seeds_ptr,  # [L]
     positions_ptr,  # [L]
@@ -121,13 +121,12 @@ def residual_kernel(
     log_p = x - tl.load(log_sums_ptr + row)
     drawn = words(tl.load(seeds_ptr + row), tl.load(positions_ptr + row), tile * TILE, 0, TILE)
     g = gumbel(uniform(drawn, WIDE))
-    rest = log_p
-    if row < end - 1:
-        if IS_CERTAIN:
-            rest = tl.where(ids == tl.load(drafts_ptr + row), -float("inf"), log_p)
-        else:
-            q = tl.load(probs_ptr + row * prob_stride + ids, mask=ids < V, other=0.0).to(WIDE)
-            rest = tl.log(tl.maximum(tl.exp(log_p) - q, 0.0))
+    if IS_CERTAIN:
+        draft = tl.load(drafts_ptr + row, mask=row < end - 1, other=-1)
+        q = tl.where(ids == draft, 1.0, 0.0).to(WIDE)
+    else:
+        q = tl.load(probs_ptr + row * prob_stride + ids, mask=ids < V, other=0.0).to(WIDE)
+    rest = tl.where(q > 0.0, tl.log(tl.maximum(tl.exp(log_p) - q, 0.0)), log_p)
     place = request * 2 * S + tile
     top, best_id = best(rest + g, ids)
     tl.store(tops_ptr + place, top)

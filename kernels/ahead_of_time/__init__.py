@@ -4,7 +4,7 @@ Knows Triton's compiler and the two object formats. It does not know which kerne
 configurations as `compile_cases()`. Needs a process in which kernels are not interpreted.
 """
 
-from specdec.kernels.ahead_of_time.case import TARGETS, CompileCase, Report
+from specdec.kernels.ahead_of_time.case import MOST_SHARED, TARGETS, CompileCase, Report
 from specdec.kernels.ahead_of_time.compiler import compile_case
 
-__all__ = ["TARGETS", "CompileCase", "Report", "compile_case"]
+__all__ = ["MOST_SHARED", "TARGETS", "CompileCase", "Report", "compile_case"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 TARGETS = ("sm_80", "sm_90", "gfx942")  # A100, H100 and H200, MI300X
+MOST_SHARED = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024}  # bytes a program can be launched with
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,25 +17,26 @@ from specdec.kernels.paged_attention.work_list import CHUNK, MAX_VERIFY_LEN, wor
 
 WIDTHS = ((32, 32), (64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256))
 # Query dtype, cache dtype, what is multiplied, where it must compile.
+_ALIKE = (("bf16", tl.bfloat16), ("fp16", tl.float16), ("fp32", tl.float32), ("fp64", tl.float64))
 DTYPES = (
-    ("bf16", "bf16", tl.bfloat16, TARGETS),
-    ("fp16", "fp16", tl.float16, TARGETS),
-    ("fp32", "fp32", tl.float32, TARGETS),
-    ("bf16", "u8", tl.bfloat16, ("sm_80", "gfx942")),
-    ("bf16", "fp8e4nv", tl.bfloat16, ("sm_90",)),
+    *((name, name, dot, TARGETS) for name, dot in _ALIKE),
+    *((name, "u8", dot, ("sm_80", "gfx942")) for name, dot in _ALIKE[:3]),
+    *((name, "fp8e4nv", dot, ("sm_90",)) for name, dot in _ALIKE[:3]),
 )
 OPTIONS: tuple[dict[str, Any], ...] = ({"WINDOW": 1024}, {"SOFTCAP": 50.0}, {"HAS_SINKS": True, "WINDOW": 128})
 BLOCK_SIZES = (8, 32, 64, 128, 256)
-_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
+_FP8: dict[str, Any] = {"u8": "decoded", "fp8e4nv": "converted"}
 _UNALIGNED = ("block_tables", "seq_lens", "cu_query_lens", "part_m", "part_l")
 
 
 def all_cases(space: bool = False) -> list[CompileCase]:
-    """Return the cases of the defaults; with `space`, those of the search space as well."""
+    """Return the cases of the defaults; with `space`, those of the search space as well, which bfloat16 stands for."""
     cases = [_work_list()]
     for head_dim, value_dim in WIDTHS:
         for kinds in DTYPES:
-            cases += _both(HeadShape(4, head_dim, value_dim, _BYTES[kinds[0]], kinds[1] == "u8"), kinds, {}, space)
+            shape = HeadShape(4, head_dim, value_dim, _BYTES[kinds[0]], _FP8.get(kinds[1], ""))
+            cases += _both(shape, kinds, {}, space and kinds[0] == "bf16")
     for heads in (1, 3, 8, 16, 71):
         cases += _both(HeadShape(heads, 64, 64, 2), DTYPES[0], {}, False)
     usual = HeadShape(4, 128, 128, 2)
@@ -48,16 +49,20 @@ def _both(shape: HeadShape, kinds: tuple[Any, ...], options: dict[str, Any], spa
     for make, tile in ((_verify, tiles.verify_tile(shape)), (_prefill, tiles.prefill_tile(shape))):
         yield make(shape, kinds, options, tile, True)
         if space:
-            yield from (make(shape, kinds, options, other, False) for other in tiles.search_space(shape, tile))
-    if kinds[0] == kinds[1] == "bf16" and shape.heads == 4:
+            yield from (make(shape, kinds, options, other, False) for other in tiles.search_space(tile))
+    # Only values are merged, in windows and with sinks; neither blocks nor soft caps are seen.
+    is_usual = kinds[0] == kinds[1] and shape.heads == 4 and shape.head_dim == shape.value_dim
+    if is_usual and "BLOCK_SIZE" not in options and "SOFTCAP" not in options:
         yield _merge(shape, kinds, options)
 
 
-def _name(op: str, shape: HeadShape, kinds: tuple[Any, ...], options: dict[str, Any]) -> str:
+def _name(op: str, shape: HeadShape, kinds: tuple[Any, ...], options: dict[str, Any], tried: Tile | None = None) -> str:
+    """What is special about a case; of one that a sweep tries, its tile too."""
     width = f"d{shape.head_dim}" + (f"/{shape.value_dim}" if shape.value_dim != shape.head_dim else "")
     cache = "" if kinds[0] == kinds[1] else f" {kinds[1]} cache"
     extra = "".join(f" {name.lower()}={value}" for name, value in options.items())
-    return f"{op} {width} x{shape.heads} {kinds[0]}{cache}{extra}"
+    tile = "" if tried is None else f" tile {tried.block_n}/{tried.num_warps}/{tried.num_stages}"
+    return f"{op} {width} x{shape.heads} {kinds[0]}{cache}{extra}{tile}"
 
 
 def _constants(shape: HeadShape, kinds: tuple[Any, ...], options: dict[str, Any], tile: Tile) -> dict[str, Any]:
@@ -106,11 +111,16 @@ def _verify(
 ) -> CompileCase:
     constants = {**_constants(shape, kinds, options, tile), "SPLIT": tiles.SPLIT}
     pointers = {"q": f"*{kinds[0]}", "k_cache": f"*{kinds[1]}", "v_cache": f"*{kinds[1]}"}
-    pointers |= dict.fromkeys(("k_scales", "v_scales", "part_acc", "part_m", "part_l"), "*fp32")
+    pointers |= {**dict.fromkeys(("k_scales", "v_scales"), "*fp32"), **_parts(kinds)}
     return _case(
-        _name("verify_attention", shape, kinds, options), verify_kernel, {**_NUMBERS, **pointers}, constants,
+        _name("verify_attention", shape, kinds, options, None if is_default else tile),
+        verify_kernel, {**_NUMBERS, **pointers}, constants,
         num_warps=tile.num_warps, num_stages=tile.num_stages, targets=kinds[3], is_default=is_default,
     )  # fmt: skip
+
+
+def _parts(kinds: tuple[Any, ...]) -> dict[str, str]:
+    return dict.fromkeys(("part_acc", "part_m", "part_l"), "*fp64" if kinds[0] == "fp64" else "*fp32")
 
 
 def _prefill(
@@ -119,12 +129,13 @@ def _prefill(
     constants = {
         **_constants(shape, kinds, options, tile),
         "HAS_SINKS": options.get("HAS_SINKS", False),
-        "ACC": tl.float32,
+        "ACC": tl.float64 if kinds[0] == "fp64" else tl.float32,
     }
     pointers = {"q": f"*{kinds[0]}", "out": f"*{kinds[0]}", "k_cache": f"*{kinds[1]}", "v_cache": f"*{kinds[1]}"}
     pointers |= dict.fromkeys(("k_scales", "v_scales", "sinks"), "*fp32")
     return _case(
-        _name("prefill_attention", shape, kinds, options), prefill_kernel, {**_NUMBERS, **pointers}, constants,
+        _name("prefill_attention", shape, kinds, options, None if is_default else tile),
+        prefill_kernel, {**_NUMBERS, **pointers}, constants,
         num_warps=tile.num_warps, num_stages=tile.num_stages, targets=kinds[3], is_default=is_default,
     )  # fmt: skip
 
@@ -134,7 +145,7 @@ def _merge(shape: HeadShape, kinds: tuple[Any, ...], options: dict[str, Any]) ->
     constants = {
         "H": num_heads,
         "DV": shape.value_dim,
-        "BLOCK_H": tiles.merge_heads(num_heads, shape.value_dim),
+        "BLOCK_H": tiles.merge_heads(num_heads, shape.value_dim, 8 if kinds[0] == "fp64" else 4),
         "BLOCK_DV": padded(shape.value_dim),
         "SPLIT": tiles.SPLIT,
         "WINDOW": options.get("WINDOW", 0),
@@ -142,7 +153,7 @@ def _merge(shape: HeadShape, kinds: tuple[Any, ...], options: dict[str, Any]) ->
         "HAS_SINKS": options.get("HAS_SINKS", False),
         "BLOCK_S": tiles.MERGE_SPLITS,
     }
-    pointers = {"out": f"*{kinds[0]}", **dict.fromkeys(("part_acc", "part_m", "part_l", "sinks"), "*fp32")}
+    pointers = {"out": f"*{kinds[0]}", "sinks": "*fp32", **_parts(kinds)}
     name = _name("verify_attention merge", shape, kinds, options)
     return _case(name, merge_kernel, {**_NUMBERS, **pointers}, constants, targets=kinds[3])
 

@@ -119,8 +119,10 @@ def head_shape(call: Attention) -> HeadShape:
     """Return what tiles are chosen by."""
     groups, head_dim = call.k_cache.shape[2:]
     item_bytes = dot_dtype(call.q.dtype, call.k_cache.dtype).itemsize
-    has_bytes = _readable(call.k_cache).dtype == torch.uint8
-    return HeadShape(call.q.shape[1] // groups, head_dim, call.v_cache.shape[3], item_bytes, has_bytes)
+    shape = HeadShape(call.q.shape[1] // groups, head_dim, call.v_cache.shape[3], item_bytes)
+    if call.k_cache.dtype != torch.float8_e4m3fn:
+        return shape
+    return replace(shape, fp8="converted" if _has_fp8(call.k_cache.device) else "decoded")
 
 
 def _attend_rows(call: Attention, lists: StepLists | None, max_query_len: int | None) -> None:
@@ -214,7 +216,7 @@ def _verify(call: Attention, work: WorkLists, shape: HeadShape, tile: Tile) -> N
         call.block_tables.stride(0), call.q.stride(0) // shape.head_dim, call.q.stride(1) // shape.head_dim, capacity,
         SPLIT=SPLIT, **_constants(call, shape, tile),
     )  # fmt: skip
-    block_h = tiles.merge_heads(num_heads, width)
+    block_h = tiles.merge_heads(num_heads, width, part.itemsize)
     merge_kernel[(num_tokens, -(-num_heads // block_h))](
         call.out, part_acc, part_m, part_l, _or(call.sinks, part), call.seq_lens, call.cu_query_lens,
         work.token_rows, work.row_slots, call.seq_lens.shape[0],

@@ -67,11 +67,13 @@ class LayerCache:
 
     keys     [num_blocks, block_size, G, D]
     values   [num_blocks, block_size, G, Dv]
+    scales   [G] of the keys and of the values in an fp8 cache
     """
 
     context: StepContext
     keys: Tensor
     values: Tensor
+    scales: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
 
     def __post_init__(self) -> None:
         _layer_caches[self.keys.data_ptr()] = self
@@ -86,10 +88,11 @@ class LayerCache:
         """
         batch = self.context.batch
         assert batch is not None, "the model ran outside a step"
-        write_kv(key, value, batch.slot_mapping, self.keys, self.values)
+        k_scales, v_scales = self.scales
+        write_kv(key, value, batch.slot_mapping, self.keys, self.values, k_scales, v_scales)
         return paged_attention(
             query, self.keys, self.values, batch.block_tables, batch.seq_lens, batch.cu_query_lens, scale, window,
-            softcap, sinks, lists=self.context.lists,
+            softcap, sinks, k_scales=k_scales, v_scales=v_scales, lists=self.context.lists,
         )  # fmt: skip
 
 

@@ -53,8 +53,11 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if native.enabled() else torch.float32
 
 
-def load(config: ModelConfig) -> LoadedModel:
-    """Load one model; whatever cannot be served exactly is refused here."""
+def load(config: ModelConfig, *, packs_whole: bool = True) -> LoadedModel:
+    """Load one model; whatever cannot be served exactly is refused here.
+
+    packs_whole   Llama-like models may be packed for the native forward, which needs a cache of their own dtype
+    """
     path = sources.resolve(config.model)
     sources.check_files(path)
     device = pick_device(config.device)
@@ -74,7 +77,7 @@ def load(config: ModelConfig) -> LoadedModel:
             f"max_model_len is {config.max_model_len}; {config.model} was made for at most {longest} tokens",
             param="max_model_len",
         )
-    fast = _pack(module, attention, config, dtype, quantization)
+    fast = _pack(module, attention, config, dtype, quantization, packs_whole)
     return LoadedModel(
         path=path,
         module=module,
@@ -120,11 +123,17 @@ def _load_weights(path: Path, dtype: torch.dtype) -> Any:
 
 
 def _pack(
-    module: Any, attention: AttentionProbe, config: ModelConfig, dtype: torch.dtype, quantization: Quantization | None
+    module: Any,
+    attention: AttentionProbe,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    packs_whole: bool,
 ) -> PackedLlama | None:
     """Lay the weights out for the kernels, in place or as what the native forward reads; say what they take."""
     longest = int(getattr(module.config.get_text_config(), "max_position_embeddings", None) or 2**20)
-    fast = pack_fast(module, attention, config.max_model_len or longest, dtype, quantization)
+    num_positions = config.max_model_len or longest
+    fast = pack_fast(module, attention, num_positions, dtype, quantization) if packs_whole else None
     if fast is None:
         pack_linears(module, dtype, quantization)
         finish(module, dtype)

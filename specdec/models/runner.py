@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec.errors import InvalidRequestError
 from specdec.kernels.llama_forward import LayerCaches, LlamaStep, PackedLlama, llama_forward
-from specdec.kv_cache import KVCache
+from specdec.kv_cache import FP8, KVCache, Scales
 from specdec.models.attention import LayerCache, StepContext
 from specdec.models.forward_batch import ForwardBatch, Segment
 from specdec.models.graphs import Capture, Compute, GraphedForward, capture_for
@@ -25,15 +25,20 @@ class ModelRunner:
     """Runs forwards of one model.
 
     features      [T, F] of the last forward, in the batch's token order, where `capture` asked for them; else None
+    scales        the cache holds fp8 under these; None: the model's own dtype
     is_compiled   torch.compile has been over the model's layers
     """
 
-    def __init__(self, model: LoadedModel, num_blocks: int, block_size: int) -> None:
+    def __init__(self, model: LoadedModel, num_blocks: int, block_size: int, scales: Scales | None = None) -> None:
+        assert scales is None or model.fast is None, "the native forward does not read an fp8 cache"
         self.model = model
         self.features: Tensor | None = None
         self.is_compiled = False
         self._captured: tuple[int, ...] = ()
-        self.cache = KVCache(model.attention.shapes, num_blocks, block_size, dtype=model.dtype, device=model.device)
+        dtype = model.dtype if scales is None else FP8
+        self.cache = KVCache(
+            model.attention.shapes, num_blocks, block_size, dtype=dtype, device=model.device, scales=scales
+        )
         self._graph_capture = capture_for(model.device)
         self._compute = self._choose_forward()
 
@@ -90,8 +95,10 @@ class ModelRunner:
 def _transformers_forward(model: LoadedModel, cache: KVCache, layer_ids: tuple[int, ...]) -> Compute:
     """transformers' own forward, its attention answered by the paged cache."""
     context = StepContext()
-    for module, keys, values in zip(model.attention.modules, cache.keys, cache.values, strict=True):
-        module.specdec_cache = LayerCache(context, keys, values)  # type: ignore[assignment]
+    none: list[tuple[None, None]] = [(None, None)] * len(cache.keys)
+    scales: Sequence[tuple[Tensor, Tensor] | tuple[None, None]] = cache.scales or none
+    for module, keys, values, own in zip(model.attention.modules, cache.keys, cache.values, scales, strict=True):
+        module.specdec_cache = LayerCache(context, keys, values, own)  # type: ignore[assignment]
     streams = ResidualStreams(model, layer_ids)
 
     def compute(batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:

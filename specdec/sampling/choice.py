@@ -20,13 +20,11 @@ class Choice:
 
     position        0 for the first token behind the prompt
     drafts_before   drafts of this step between the committed output and this position
-    stream          which of the request's independent noises is used; 0 is the target's own
     """
 
     request: Request
     position: int
     drafts_before: tuple[int, ...] = ()
-    stream: int = 0
 
     @property
     def is_edited(self) -> bool:

@@ -27,10 +27,6 @@ _MOST_LISTED = 512
 """A shortlist longer than this costs more to draw noise for, token by token, than its whole row does."""
 
 
-_STREAM_BITS = 48
-"""Positions stay far below 2**48, so the noises of two streams never meet."""
-
-
 def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[bool]]:
     """Choose one token for every row of scores.
 
@@ -171,8 +167,7 @@ def streams(choices: Sequence[Choice], device: torch.device) -> tuple[Tensor, Te
 
 
 def _streams(choices: Sequence[Choice]) -> tuple[list[int], list[int]]:
-    seeds = [choice.request.noise_seed for choice in choices]
-    return seeds, [choice.position + (choice.stream << _STREAM_BITS) for choice in choices]
+    return [choice.request.noise_seed for choice in choices], [choice.position for choice in choices]
 
 
 def _choose_processed(logits: Tensor, choices: Sequence[Choice]) -> tuple[Tensor, Tensor]:

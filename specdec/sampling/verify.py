@@ -37,7 +37,7 @@ def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdic
     if done is not None:
         return Verdict(done, (False,) * len(batch), _logprobs(batch, logits, choices, done, places), prompt_logprobs)
     chosen, is_finite = choose(logits, choices)
-    kept = dict(zip(judged, judge(list(judged.values()), logits, choices, chosen), strict=True)) if judged else {}
+    kept = dict(zip(judged, judge(list(judged.values()), logits, choices), strict=True)) if judged else {}
     token_ids: list[tuple[int, ...]] = []
     failed: list[bool] = []
     for index, (row, place, end) in enumerate(zip(batch, places, [*places[1:], len(choices)], strict=True)):

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec.config import COMPILES, DTYPES, QUANTIZATIONS, EngineConfig, SpeculativeConfig
+from specdec.config import COMPILES, DTYPES, KV_CACHE_DTYPES, QUANTIZATIONS, EngineConfig, SpeculativeConfig
 from specdec.errors import InvalidRequestError
 from specdec.server.options import ServerOptions
 
@@ -22,7 +22,7 @@ PREFIX = "SPECDEC_"
 _ENGINE_FLAGS = (
     "dtype", "device", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory",
     "num_kv_blocks", "gpu_memory_utilization", "enable_prefix_caching", "seed",
-    "quantization", "num_threads", "compile",
+    "quantization", "num_threads", "compile", "kv_cache_dtype",
 )  # fmt: skip
 _OPTION_FLAGS = (
     "max_body_bytes", "body_timeout_seconds", "max_waiting", "max_requests_per_key", "log_prompts",
@@ -90,6 +90,7 @@ def _add_cache_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-num-batched-tokens", type=int, help="most tokens of a step; default: 256 on CPU, else 512")
     add("--block-size", type=int, default=16, help="tokens a cache block holds")
     add("--kv-cache-memory", type=int, metavar="BYTES", help="cache of target and draft together")
+    add("--kv-cache-dtype", choices=KV_CACHE_DTYPES, default="auto", help="of the target's keys and values")
     add("--num-kv-blocks", type=int, help="exact size of the cache instead")
     add("--gpu-memory-utilization", type=float, default=0.9, help="share of the device's memory to use")
     add(

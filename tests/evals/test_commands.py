@@ -172,7 +172,7 @@ def test_a_time_limit_repeats_everything_twice_at_least_and_the_readme_tells_it(
     assert speedup.main([*speedup_arguments(toy, out), "--concurrency", "2", "--minutes", "0.0001"]) == 0
     runs = [(record["repeat"], record["system"]) for record in results.read(out)]
     assert sorted(runs) == [(repeat, system) for repeat in (0, 1) for system in ("ngram k=2", "plain")]
-    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    readme.write_text("before\n<!-- measured: begin -->\nold\n<!-- measured: end -->\nafter\n")
     assert report.main([str(out), "--out", str(tmp_path / "report"), "--readme", str(readme)]) == 0
     text = readme.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text

@@ -1,8 +1,11 @@
 """The kernel sweep without a GPU: the model's arithmetic, refusals, and the compile table's shape."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from evals import kernels, roofline
+from evals import kernel_table, kernels, roofline
 from evals.roofline import CARDS, SHAPES, Case, Grid
 
 
@@ -61,8 +64,31 @@ def test_an_op_whose_tests_are_red_is_not_measured(
     assert "accept: its tests fail on this machine" in said and "nothing was measured" in said
 
 
+def test_a_line_is_bad_where_it_cannot_be_launched_or_a_default_spills() -> None:
+    numbers = {"fits": (128, 0, 65536, 1), "spills": (255, 8, 0, 1), "is too large": (128, 0, 65537, 1)}
+    lines = {name: kernel_table.Line(name, "gfx942", True, found) for name, found in numbers.items()}
+    tried = {name: replace(line, is_default=False) for name, line in lines.items()}
+    assert [line.is_bad for line in lines.values()] == [False, True, True]
+    assert [line.is_bad for line in tried.values()] == [False, False, True]
+    assert replace(lines["fits"], numbers=None).is_bad and replace(tried["fits"], numbers=None).is_bad
+    said = kernel_table.summary([*lines.values(), *tried.values()])
+    assert said.startswith("3 defaults compiled, 1 spill, 2 cannot be used; 3 of the search space compiled, 1 spill, 1")
+
+
+def test_the_readme_gets_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- modelled: begin -->\nold\n<!-- modelled: end -->\nafter\n")
+    command = ["--model", "--ops", "write_kv", "--cards", "H200", "--batches", "1", "--readme", str(readme)]
+    assert kernels.main(command) == 0
+    text = readme.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "write_kv  H200" in text and f"python -m evals.kernels {' '.join(command[:-2])}`" in text
+    readme.write_text("nothing")
+    assert kernels.main(command) == 2 and "needs one part between" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_compile_table_counts_what_spills(capsys: pytest.CaptureFixture[str]) -> None:
     """pytest -m slow tests/evals/test_kernels.py"""
     assert kernels.main(["--compile-only", "--ops", "write_kv", "--match", "d64 bf16"]) == 0
-    assert "6 compiled, 0 spill, 0 defaults spill" in capsys.readouterr().out
+    assert "6 defaults compiled, 0 spill, 0 cannot be used; 0 of the search space" in capsys.readouterr().out

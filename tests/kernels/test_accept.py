@@ -5,7 +5,7 @@ import torch
 from kernel_oracles import needs_native
 
 from specdec.kernels import native
-from specdec.kernels.accept import DRAFT_STREAM, accept, kernel, noise, perturbed, reference, reject, sample
+from specdec.kernels.accept import DRAFT_POSITIONS, accept, kernel, noise, perturbed, reference, reject, sample
 
 SEEDS = torch.tensor([0, 1, -1, 2**62 + 12345, -(2**63)])
 POSITIONS = torch.tensor([0, 1, 7, 2**40 + 3, 123456])
@@ -121,9 +121,11 @@ Q = torch.tensor([0.0, 1.0, 0.3, 1.0, -2.0])
 def rejected_tokens(declared: torch.Tensor | None, drawn: torch.Tensor, num: int = 20000) -> torch.Tensor:
     """The token at the first place of `num` requests with one draft each, drawn from softmax(drawn)."""
     seeds, positions = torch.full((2 * num,), 3), torch.arange(num).repeat_interleave(2)
-    noisy = drawn + noise(seeds[::2], positions[::2], 5, stream=DRAFT_STREAM)
+    noisy = drawn + noise(seeds[::2], positions[::2] + DRAFT_POSITIONS, 5)
     drafts = noisy.argmax(1).repeat_interleave(2)
     probs = None if declared is None else declared.softmax(0).expand(2 * num, -1).contiguous()
+    if probs is not None:
+        probs[1::2] = 0  # behind a last row nothing was drawn
     bounds = torch.arange(0, 2 * num + 1, 2, dtype=torch.int32)
     kept = reject(P.expand(2 * num, -1).contiguous(), probs, seeds, positions, drafts, bounds)
     assert kept.is_finite.all()
@@ -135,6 +137,19 @@ def test_rejection_follows_the_target_and_a_draft_that_lies_is_caught() -> None:
     target = P.softmax(0).double()
     assert chi_square(rejected_tokens(Q, Q), target) < 33
     assert chi_square(rejected_tokens(P, Q), target) > 1000, "declared P, drawn from Q"
+
+
+def test_behind_a_draft_that_could_not_ride_follows_the_residual() -> None:
+    """q in a request's last row: one more was drawn there and counts as refused; the same alarm as above."""
+    num = 20000
+    seeds, positions = torch.full((num,), 3), torch.arange(num)
+    q = Q.softmax(0).expand(num, -1).contiguous()
+    bounds = torch.arange(num + 1, dtype=torch.int32)
+    kept = reject(P.expand(num, -1).contiguous(), q, seeds, positions, torch.zeros_like(seeds), bounds)
+    rest = (P.softmax(0) - Q.softmax(0)).clamp_min(0).double()
+    counts = kept.next_ids.bincount(minlength=5).double()
+    assert not counts[rest == 0].any() and not kept.num_accepted.any()
+    assert chi_square(counts[rest > 0], (rest / rest.sum())[rest > 0]) < 33
 
 
 def test_rejection_of_certain_drafts_follows_the_target() -> None:

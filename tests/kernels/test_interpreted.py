@@ -31,4 +31,4 @@ def test_kernels_agree_with_their_twins() -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_kernels_agree_with_their_twins_on_the_whole_grid(name: str) -> None:
     """pytest -m slow tests/kernels/test_interpreted.py"""
-    run([name], "-m", "slow or not slow")
+    run([name], "-m", "slow or not slow", "--timeout", "1800")

@@ -6,22 +6,21 @@ a million (see `bound`), and the seeds are fixed besides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from specdec.batch import Batch, Drafts, Offer, Row
 from specdec.config import SpeculativeConfig
 from specdec.engine import Engine
 from specdec.errors import InvalidRequestError
-from specdec.kernels.accept import noise
+from specdec.kernels.accept import DRAFT_POSITIONS, reference
 from specdec.llm import LLM
 from specdec.proposers.draft_model import DraftModelProposer
-from specdec.sampling import Choice, rejection, verify
-from specdec.sampling.sampler import streams
+from specdec.sampling import verify
 from specdec.sampling_params import SamplingParams
 from specdec.server.flags import parse_config, parse_flags
 from tests.engines import assert_clean, ids, llm
@@ -101,12 +100,14 @@ def test_a_draft_that_lies_about_its_law_is_caught() -> None:
 
 def test_a_sampler_whose_noise_depends_on_the_draft_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: coins are made of the noise that drew the draft."""
+    honest = reference.bits
 
-    def coins(choices: Sequence[Choice], device: torch.device) -> torch.Tensor:
-        seeds, positions = streams([replace(choice, stream=rejection.DRAFT) for choice in choices], device)
-        return torch.sigmoid(-noise(seeds, positions, 8, torch.float64).amax(dim=1))
+    def bits(seeds: Tensor, positions: Tensor, vocab_size: int, stream: int = 0) -> Tensor:
+        if stream != reference.COIN_STREAM:
+            return honest(seeds, positions, vocab_size, stream)
+        return honest(seeds, positions + DRAFT_POSITIONS, 8).amax(1, keepdim=True)
 
-    monkeypatch.setattr(rejection, "_coins", coins)
+    monkeypatch.setattr(reference, "bits", bits)
     statistic, most = _statistic(_engine(3, "bad"), {}, 4096)
     assert statistic > 2 * most
 
@@ -153,6 +154,18 @@ def test_a_draft_that_was_cut_counts_as_rejected() -> None:
         cut = verify(Batch((row,)), logits, Drafts((Offer((0,), "d", laws=law),)))  # not admitted: its law is forgotten
         assert cut == verify(Batch((row,)), logits)
     assert seen == {(2,), (3,)}
+
+
+def test_drafts_beyond_the_laws_are_certain() -> None:
+    """What a grammar forces rides behind what was drawn: kept where the target is certain too, else replaced."""
+    logits = torch.full((3, 4), -float("inf"), dtype=torch.float64)
+    logits[0] = logits[1, 2] = logits[2, 1] = 0
+    law = torch.full((1, 4), 0.25, dtype=torch.float64)
+    for seed in range(20):
+        request = _engine(1, "good").make_request("r", [1], SamplingParams(seed=seed))
+        for drafts, kept in (((1, 2), (1, 2, 1)), ((1, 3), (1, 2))):
+            offers = Drafts((Offer(drafts, "d", laws=law),))
+            assert verify(Batch((Row(request, 0, 1, 2, drafts),)), logits, offers).token_ids[0] == kept
 
 
 def test_preemption_and_a_grammar_stand_beside_rejection(toy: str, toy_draft: str) -> None:

@@ -45,6 +45,7 @@ CHANGES: list[tuple[str, str, Any]] = [
     ("--max-num-batched-tokens", "77", lambda c: c.scheduler.max_num_batched_tokens),
     ("--block-size", "32", lambda c: c.cache.block_size),
     ("--kv-cache-memory", "123456", lambda c: c.cache.kv_cache_memory),
+    ("--kv-cache-dtype", "fp8", lambda c: c.cache.kv_cache_dtype),
     ("--num-kv-blocks", "9", lambda c: c.cache.num_kv_blocks),
     ("--gpu-memory-utilization", "0.5", lambda c: c.cache.gpu_memory_utilization),
     ("--no-prefix-caching", "", lambda c: c.cache.enable_prefix_caching),

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from specdec.config import ModelConfig
+from specdec.config import ModelConfig, SpeculativeConfig
 from specdec.llm import LLM
 from specdec.models.forward_batch import Segment
 from specdec.models.graphs import Capture, GraphedForward
@@ -17,9 +17,23 @@ from specdec.sampling_params import SamplingParams
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 8, 9, 8, 9]]
 
 
-def build(directory: str, draft: str | None) -> LLM:
+def build(directory: str, draft: str | None, **options: Any) -> LLM:
     """In float64: no id may differ."""
-    return LLM(directory, draft, dtype="float64", num_kv_blocks=32, block_size=16)
+    options.setdefault("speculative", SpeculativeConfig(profile_seconds=0))  # nothing is slower than the interpreter
+    return LLM(directory, draft, dtype="float64", num_kv_blocks=32, block_size=16, **options)
+
+
+def rejecting(directory: str, draft: str, max_tokens: int) -> tuple[list[list[int]], int, int]:
+    """Output ids of a greedy and a seeded prompt under rejection, and how many drafts were kept and refused.
+
+    Lengths are fixed, for they decide what is drawn.
+    """
+    config = SpeculativeConfig(acceptance="rejection", num_speculative_tokens=2, adaptive=False)
+    params = [SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=t, seed=3) for t in (0.0, 0.9)]
+    outputs = build(directory, draft, speculative=config).generate(PROMPTS, params, progress=False)
+    stats = outputs[1].outputs[0].stats
+    refused = stats.num_draft_tokens - stats.num_accepted_tokens
+    return [output.outputs[0].token_ids for output in outputs], stats.num_accepted_tokens, refused
 
 
 def generate(llm: LLM, max_tokens: int = 5, **params: Any) -> list[list[int]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from engine_cases import build, check_replays, generate
+from engine_cases import build, check_replays, generate, rejecting
 from recording import FakeCapture, HostReads
 
 from tests.toys import make_toy
@@ -29,6 +31,23 @@ def test_ids_are_those_of_the_twins(
     ours = generate(build(tiny, draft), temperature=temperature, seed=3)
     monkeypatch.setenv("SPECDEC_KERNELS", "reference")
     assert ours == generate(build(tiny, None), temperature=temperature, seed=3)
+
+
+def test_rejection_draws_what_the_twin_draws(tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coins, residuals and the draft's own draws; drafts are kept and refused."""
+    draft = make_toy(tmp_path / "draft", seed=1, num_hidden_layers=1)
+    ours, kept, refused = rejecting(tiny, draft, 5)
+    assert kept and refused
+    monkeypatch.setenv("SPECDEC_KERNELS", "reference")
+    assert rejecting(tiny, draft, 5)[0] == ours
+
+
+def test_an_fp8_cache_gives_the_ids_of_the_twins(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written, read and scaled by the kernels, with drafts; by the twins, without."""
+    monkeypatch.setattr("specdec.models.kv_scales.NUM_TOKENS", 16)
+    ours = generate(build(tiny, "ngram", kv_cache_dtype="fp8"), 4, temperature=0.9, seed=3)
+    monkeypatch.setenv("SPECDEC_KERNELS", "reference")
+    assert ours == generate(build(tiny, None, kv_cache_dtype="fp8"), 4, temperature=0.9, seed=3)
 
 
 def test_a_step_reads_the_verdict_and_nothing_else(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
