@@ -117,7 +117,7 @@ class Eagle3Head(nn.Module):
         joined = torch.cat([embedded, self.midlayer.hidden_norm(feature)], dim=-1)
         keys, values = self._keys_values(joined, positions)
         index = rows.index().clamp_max(tokens.shape[1] - 1)
-        hidden = _pick(feature, index)
+        hidden = _pick(feature, index).float()
         own: list[tuple[Tensor, Tensor]] = []
         for step in range(steps):
             at = rows.index(step).clamp_max(tokens.shape[1] - 1)
