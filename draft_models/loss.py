@@ -113,15 +113,22 @@ def divergence(step: StepView) -> Tensor:
     """Mean cross-entropy of the draft under the target's law, over rows whose token can be proposed; []."""
     if not bool(step.known.any()):
         return step.hidden.sum() * 0.0
-    loss: Tensor = _CrossEntropy.apply(step.hidden[step.known], step.head, step.target.whole, step.rows[step.known])
+    return cross_entropy(step.hidden[step.known], step.head, step.target.whole, step.rows[step.known])
+
+
+def cross_entropy(hidden: Tensor, head: Tensor, law: Tensor, rows: Tensor) -> Tensor:
+    """Mean cross-entropy [] of what an output head [Vd, H] says of hidden [N, H] under rows [N] of a law [M, Vd].
+
+    Products are taken in the law's dtype, softmax and sums in float32.
+    """
+    loss: Tensor = _CrossEntropy.apply(hidden, head, law, rows)
     return loss
 
 
 class _CrossEntropy(torch.autograd.Function):
     """Output head and cross-entropy in one: scores and their gradient never stand in memory in float32.
 
-    hidden [N, H], weight [Vd, H], law [M, Vd], rows [N] of the law. Products are taken in the law's dtype, softmax
-    and sums in float32. Gradients are worked out on the way forward, where the scores are at hand.
+    Gradients are worked out on the way forward, where the scores are at hand.
     """
 
     @staticmethod

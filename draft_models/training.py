@@ -106,7 +106,7 @@ class Trainer:
         share = self.progress.rows / self.settings.rows
         optim.set_rate(self.optimisers, optim.rate_factor(self.progress.step, share))
         with self._products():
-            loss = self.loss(pad(batch, self.accelerator.device))
+            loss = self.loss(pad(batch, self.accelerator.device, self.settings.dtype))
         self.accelerator.backward(loss)
         self.accelerator.clip_grad_norm_(self.loss.parameters(), self.settings.clip)
         for optimiser in self.optimisers:
