@@ -7,6 +7,7 @@ arXiv 2503.01840). It does not know how drafts compute what their output heads r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 from draft_models.head import Rows
 
 CHUNK = 128  # rows whose scores are worked on at once: they stay in a core's cache
+
 
 @dataclass(frozen=True, slots=True)
 class TargetEnd:
@@ -109,19 +111,25 @@ def view(rows: Rows, end: TargetEnd, step: int, hidden: Tensor, head: Tensor, la
     return StepView(hidden, head, law, places.roll(-step, dims=1)[valid], tokens, end.known(tokens), valid)
 
 
-def divergence(step: StepView) -> Tensor:
-    """Mean cross-entropy of the draft under the target's law, over rows whose token can be proposed; []."""
-    if not bool(step.known.any()):
-        return step.hidden.sum() * 0.0
-    return cross_entropy(step.hidden[step.known], step.head, step.target.whole, step.rows[step.known])
+def divergence(steps: Sequence[StepView], decay: float) -> Tensor:
+    """Sum over steps of decay**step times the mean cross-entropy of the draft under the target's law; [].
 
-
-def cross_entropy(hidden: Tensor, head: Tensor, law: Tensor, rows: Tensor) -> Tensor:
-    """Mean cross-entropy [] of what an output head [Vd, H] says of hidden [N, H] under rows [N] of a law [M, Vd].
-
-    Products are taken in the law's dtype, softmax and sums in float32.
+    The mean is over rows whose token can be proposed; a step without any adds nothing.
     """
-    loss: Tensor = _CrossEntropy.apply(hidden, head, law, rows)
+    first = steps[0]
+    hidden = torch.cat([view.hidden[view.known] for view in steps])
+    rows = torch.cat([view.rows[view.known] for view in steps])
+    counts = [int(view.known.sum()) for view in steps]
+    weights = [torch.full((n,), decay**step / max(n, 1), device=hidden.device) for step, n in enumerate(counts)]
+    return cross_entropy(hidden, first.head, first.target.whole, rows, torch.cat(weights))
+
+
+def cross_entropy(hidden: Tensor, head: Tensor, law: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum [] of the cross-entropies of an output head on hidden [N, H] under rows [N] of a law [M, Vd].
+
+    head [Vd, H]; weights [N]. Products are taken in the law's dtype, softmax and sums in float32.
+    """
+    loss: Tensor = _CrossEntropy.apply(hidden, head, law, rows, weights)
     return loss
 
 
@@ -132,7 +140,7 @@ class _CrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, law: Tensor, rows: Tensor) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, law: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
         read, head = hidden.detach().to(law.dtype), weight.detach().to(law.dtype)
         slopes = torch.empty(len(read), len(head), dtype=law.dtype, device=law.device)
         total = torch.zeros((), device=law.device)
@@ -140,16 +148,16 @@ class _CrossEntropy(torch.autograd.Function):
             part = slice(at, at + CHUNK)
             logs = F.linear(read[part], head).float().log_softmax(dim=-1)
             wanted = law[rows[part]]
-            total -= torch.linalg.vecdot(logs, wanted.float()).sum()
-            slopes[part] = logs.exp_().sub_(wanted)
+            total -= torch.linalg.vecdot(logs, wanted.float()) @ weights[part]
+            slopes[part] = logs.exp_().sub_(wanted).mul_(weights[part, None])
         slope_head = slopes.T @ read if weight.requires_grad else None
         ctx.save_for_backward(slopes @ head, slope_head)
         ctx.dtypes = hidden.dtype, weight.dtype
-        return total / len(read)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         by_hidden, by_weight = ctx.saved_tensors
-        scale = slopes[0] / len(by_hidden)
-        first = by_hidden.to(ctx.dtypes[0]) * scale
-        return first, None if by_weight is None else by_weight.to(ctx.dtypes[1]) * scale, None, None
+        first = by_hidden.to(ctx.dtypes[0]) * slopes[0]
+        second = None if by_weight is None else by_weight.to(ctx.dtypes[1]) * slopes[0]
+        return first, second, None, None, None

@@ -66,7 +66,7 @@ def build(model: nn.Module, muon_rate: float, adam_rate: float, fc_scale: float 
     groups = [{"params": inner, "lr": muon_rate}, {"params": fc, "lr": muon_rate * fc_scale}]
     optimisers: list[torch.optim.Optimizer] = [Muon([g for g in groups if g["params"]], muon_rate)]
     if others:
-        optimisers.append(torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0))
+        optimisers.append(torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True))
     for optimiser in optimisers:
         for settings in optimiser.param_groups:
             settings["base_rate"] = settings["lr"]

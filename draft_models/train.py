@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     add("--stored-layers", type=_ids, help="entry layers kept in --features; default: those a head reads")
     add("--draft-vocab-size", type=int, default=8192)
     add("--from", dest="start", type=Path, help="directory of a trained head to start from, in place of a fresh one")
-    add("--precision", choices=precision.CHOICES, default="auto", help="of matrix products; auto: bf16 where it is fast")
+    add("--precision", choices=precision.CHOICES, default="auto", help="of matrix products; auto: bf16 if it is fast")
     add("--num-layers", type=int, default=2, help="layers of --method llama")
     add("--max-length", type=int, default=576, help="tokens of a prompt with its answer")
     add("--answer-length", type=int, default=256, help="tokens at which answers of the data were cut")

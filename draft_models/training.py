@@ -173,10 +173,8 @@ class Trainer:
         self.recipe.load_state_dict(state["recipe"])
         self.mean.restore(state["mean"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
-            base = [g["base_rate"] for g in optimiser.param_groups]
-            optimiser.load_state_dict(saved)
-            for settings, rate in zip(optimiser.param_groups, base, strict=True):
-                settings["base_rate"] = rate
+            groups = optimiser.state_dict()["param_groups"]  # rates are those of this run
+            optimiser.load_state_dict({"state": saved["state"], "param_groups": groups})
         self.progress = Progress(**state["progress"])
         self.supply.visits = dict(self.progress.visits)
         logger.info("resuming at %d rows", self.progress.rows)

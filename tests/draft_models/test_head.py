@@ -112,10 +112,11 @@ def test_the_joint_loss_and_its_gradients_are_those_of_cross_entropy(dtype: torc
     hidden, head = torch.randn(300, 24, generator=generator), torch.randn(60, 24, generator=generator) * 0.3
     law, rows = torch.randn(400, 60, generator=generator).softmax(-1), torch.randperm(400, generator=generator)[:300]
     inputs = [x.clone().requires_grad_() for x in (hidden, head)]
-    loss = cross_entropy(*inputs, law.to(dtype), rows)
+    weights = torch.rand(300, generator=generator) / 300
+    loss = cross_entropy(*inputs, law.to(dtype), rows, weights)
     (3 * loss).backward()
     exact = [x.double().requires_grad_() for x in (hidden, head)]
-    wanted = F.cross_entropy(F.linear(*exact), law.double()[rows])
+    wanted = F.cross_entropy(F.linear(*exact), law.double()[rows], reduction="none") @ weights.double()
     (3 * wanted).backward()
     assert loss.item() == pytest.approx(wanted.item(), rel=tolerance)
     for found, true in zip(inputs, exact, strict=True):
