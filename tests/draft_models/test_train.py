@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from draft_models import corpus, optim, precision, start
+from draft_models.checkpoint import load_state
 from draft_models.features import FeatureTap, compute
 from draft_models.recipes import Eagle3
 from draft_models.supply import Supply
@@ -51,6 +52,11 @@ def test_a_head_is_trained_resumed_and_recorded(target: str, data: Path, tmp_pat
     assert first[-1]["loss"] < first[0]["loss"]
     main(_flags(target, data, out, "--epochs", "4", "--features", str(features)))
     assert _log(out)[len(first)]["rows"] > first[-1]["rows"]
+    weights = load_state(out / "state.pt")["recipe"]
+    still = ("--muon-rate", "0", "--adam-rate", "0")
+    main(_flags(target, data, out, "--epochs", "5", "--features", str(features), *still))
+    resumed = load_state(out / "state.pt")["recipe"]
+    assert all(torch.equal(resumed[name], weights[name]) for name in weights), "rates are those of the last command"
     made_from = json.loads((out / "provenance.json").read_text())
     assert made_from["data_sha256"] == corpus.file_hash(data) and made_from["arguments"]["data"] == "prompts.jsonl"
     assert str(tmp_path) not in (out / "provenance.json").read_text()
