@@ -129,7 +129,7 @@ def cross_entropy(hidden: Tensor, head: Tensor, law: Tensor, rows: Tensor, weigh
 
     head [Vd, H]; weights [N]. Products are taken in the law's dtype, softmax and sums in float32.
     """
-    loss: Tensor = _CrossEntropy.apply(hidden, head, law, rows, weights)
+    loss: Tensor = _CrossEntropy.apply(hidden, head, law, rows, weights)  # type: ignore[no-untyped-call]
     return loss
 
 

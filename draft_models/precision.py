@@ -21,7 +21,7 @@ def choose(said: str, device: torch.device) -> torch.dtype:
 def has_bf16_products(device: torch.device) -> bool:
     """Whether bfloat16 products are an instruction: AMX or AVX-512 BF16 on a CPU, what torch says of a GPU."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     found = torch.cpu.get_capabilities() if device.type == "cpu" else {}
     return bool(found.get("amx_bf16") or found.get("avx512_bf16"))
 
