@@ -29,7 +29,7 @@ logger = logging.getLogger("draft_models")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags; their defaults made the draft that ships."""
+    """The flags."""
     flags = argparse.ArgumentParser(prog="python -m draft_models.train", description=__doc__)
     add = flags.add_argument
     add("--target", default="smollm2-135m", help="alias, directory, .gguf file or hub id")
