@@ -79,7 +79,7 @@ def batches_by_tokens(examples: Sequence[Example], most: int) -> Iterator[list[E
         yield batch
 
 
-def compute(tap: FeatureTap, examples: Sequence[Example], *, most: int = 2048, device: str = "cpu") -> Iterator[Sample]:
+def compute(tap: FeatureTap, examples: Sequence[Example], *, most: int = 1024, device: str = "cpu") -> Iterator[Sample]:
     """Samples of the examples, in order of length."""
     for batch in batches_by_tokens(examples, most):
         longest = max(len(e.ids) for e in batch)

@@ -111,8 +111,9 @@ class Eagle3Head(nn.Module):
         and the true token s places on. Keys: true rows up to the row itself, then the row's own steps.
         """
         features, tokens = rows.features[:, :-1], rows.ids[:, 1:]
-        embedded = self.midlayer.input_layernorm(F.embedding(tokens, embedding))  # [B, T-1, H]
-        feature = self.fc(features)
+        dtype = self.norm.weight.dtype  # of the residual too, whatever products are taken in
+        embedded = self.midlayer.input_layernorm(F.embedding(tokens, embedding).to(dtype))  # [B, T-1, H]
+        feature = self.fc(features).to(dtype)
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
         joined = torch.cat([embedded, self.midlayer.hidden_norm(feature)], dim=-1)
         keys, values = self._keys_values(joined, positions)
@@ -129,11 +130,6 @@ class Eagle3Head(nn.Module):
             hidden = hidden + self.midlayer.self_attn.o_proj(mixed)
             hidden = hidden + self.midlayer.mlp(self.midlayer.post_attention_layernorm(hidden))
             yield hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Scores [N, Vd] over the draft vocabulary of pre-norm outputs [N, H]."""
-        scores: Tensor = self.lm_head(self.norm(hidden))
-        return scores
 
     def _heads(self, x: Tensor, positions: Tensor) -> Tensor:
         """Split into heads and rotate: [B, R, n * d] -> [B, n, R, d]."""

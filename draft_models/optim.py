@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draft_models.precision import choose
+
 
 class Muon(torch.optim.Optimizer):
     """Momentum whose matrices are made orthogonal (Newton-Schulz) before they are added.
 
     torch's own does this in bf16, which a CPU without bf16 instructions pays for with most of the step; here it is
-    the parameter's dtype on CPUs.
+    done in bf16 where that is an instruction.
     """
 
     def __init__(self, parameters: Iterable[Any], lr: float, momentum: float = 0.95) -> None:
@@ -38,7 +40,7 @@ class Muon(torch.optim.Optimizer):
 
 def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
     """The nearest matrix with equal singular values, roughly (the quintic of Jordan et al. 2024)."""
-    x = matrix.to(torch.bfloat16) if matrix.is_cuda else matrix
+    x = matrix.to(choose("auto", matrix.device))
     is_tall = x.shape[0] > x.shape[1]
     x = x.T if is_tall else x
     x = x / (x.norm() + 1e-7)
@@ -64,7 +66,7 @@ def build(model: nn.Module, muon_rate: float, adam_rate: float, fc_scale: float 
     groups = [{"params": inner, "lr": muon_rate}, {"params": fc, "lr": muon_rate * fc_scale}]
     optimisers: list[torch.optim.Optimizer] = [Muon([g for g in groups if g["params"]], muon_rate)]
     if others:
-        optimisers.append(torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0))
+        optimisers.append(torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True))
     for optimiser in optimisers:
         for settings in optimiser.param_groups:
             settings["base_rate"] = settings["lr"]

@@ -10,6 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from draft_models.checkpoint import WEIGHTS
+from draft_models.corpus import file_hash
+
 PACKAGES = ("torch", "transformers", "accelerate", "numpy", "safetensors")
 
 
@@ -23,6 +26,15 @@ def record(out: Path, **facts: Any) -> None:
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "provenance.json").write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def origin(folder: Path) -> dict[str, Any]:
+    """What a run that starts from a checkpoint says of it: hash, commit and the answer tokens it had seen in all."""
+    path = folder / "provenance.json"
+    made = json.loads(path.read_text()) if path.is_file() else {}
+    earlier = made.get("started_from") or {}
+    rows = made["rows"] + earlier.get("rows", 0) if "rows" in made else None
+    return {"sha256": file_hash(folder / WEIGHTS), "commit": made.get("commit"), "rows": rows}
 
 
 def commit() -> str:

@@ -7,7 +7,7 @@ need no more. It knows its own module and how it is saved; it does not know data
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,26 +54,30 @@ class Eagle3(nn.Module):
 
     @classmethod
     def read(cls, folder: Path, target: Target, stored: tuple[int, ...]) -> Eagle3:
-        """A head that was saved; refused where it was trained for other weights."""
+        """A head that was saved; refused where it was trained for other weights or has another shape."""
         head, facts = load_head(folder)
         if facts.base != target.base:
             raise ValueError(
                 f"{folder} was trained for the weights {facts.base[:12]} of {facts.target}; "
                 f"this target's are {target.base[:12]}"
             )
+        expected = asdict(target.head_config(len(facts.draft_ids), len(facts.feature_layer_ids)))
+        for name, found in asdict(head.config).items():
+            if found != expected[name]:
+                raise ValueError(f"{folder}: {name} is {found}; a head of {target.name} has {expected[name]}")
         return cls(head, facts, target.end(facts.draft_ids), stored)
 
     def views(self, rows: Rows, steps: int) -> Iterator[StepView]:
         """The head's unrolled steps."""
         width = self.head.config.hidden_size
         stored = rows.features.unflatten(-1, (-1, width))
-        law = target_law(rows, self.end, stored[..., -1, :].float())
-        mine = replace(rows, features=stored[..., self.picks, :].flatten(-2).float())
+        law = target_law(rows, self.end, stored[..., -1, :])
+        mine = replace(rows, features=stored[..., self.picks, :].flatten(-2))
         for step, hidden in enumerate(self.head(mine, self.end.embedding, steps)):
             valid = rows.valid(step)
             if not bool(valid.any()):
                 return
-            yield view(rows, self.end, step, self.head.logits(hidden[valid]), law)
+            yield view(rows, self.end, step, self.head.norm(hidden[valid]), self.head.lm_head.weight, law)
 
     def save(self, folder: Path) -> None:
         """Write the EAGLE-3 layout in bf16."""
@@ -98,7 +102,7 @@ class TinyLlama(nn.Module):
         The target's layers are no start for it: stacked out of their order they give a loss of 60 (measured).
         """
         config = type(target.config).from_dict({**target.config.to_dict(), "num_hidden_layers": num_layers})
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         model.get_input_embeddings().weight.data.copy_(target.embedding)
         model.get_decoder().norm.load_state_dict(target.final_norm.state_dict())
         return cls._frozen(model, target)
@@ -117,18 +121,18 @@ class TinyLlama(nn.Module):
     def views(self, rows: Rows, steps: int) -> Iterator[StepView]:
         """The same scores, seen from s places earlier."""
         width = self.end.embedding.shape[1]
-        law = target_law(rows, self.end, rows.features[..., -width:].float())
+        law = target_law(rows, self.end, rows.features[..., -width:])
         hidden = self.model.get_decoder()(input_ids=rows.ids, use_cache=False).last_hidden_state
         inside = rows.valid(0)
         picked = hidden.gather(1, rows.index(1)[..., None].expand(-1, -1, width))[inside]
-        scores = self.model.get_output_embeddings()(picked)
+        head = self.model.get_output_embeddings().weight
         places = torch.full(inside.shape, -1, device=inside.device)
         places[inside] = torch.arange(len(picked), device=inside.device)
         for step in range(steps):
             valid = rows.valid(step)
             if not bool(valid.any()):
                 return
-            yield view(rows, self.end, step, scores[places.roll(-step, dims=1)[valid]], law)
+            yield view(rows, self.end, step, picked[places.roll(-step, dims=1)[valid]], head, law)
 
     def save(self, folder: Path) -> None:
         """Write an ordinary checkpoint in bf16, with the tokenizer."""
@@ -146,5 +150,4 @@ class UnrolledLoss(nn.Module):
 
     def forward(self, rows: Rows) -> Tensor:
         """[]"""
-        views = self.recipe.views(rows, self.steps)
-        return torch.stack([divergence(v) * self.decay**step for step, v in enumerate(views)]).sum()
+        return divergence(list(self.recipe.views(rows, self.steps)), self.decay)

@@ -85,7 +85,7 @@ def _rows(samples: Sequence[Sample], embedding: Tensor, picks: Sequence[int], wi
     long = [s for s in samples if len(s.ids) > s.answer_start + 2 and s.answer_start]
     stored = [s.features[s.answer_start - 1 : -2].unflatten(-1, (-1, width)) for s in long]
     features = torch.cat([f[:, list(picks)].flatten(1) for f in stored]).float()
-    embedded = torch.cat([_unit(embedding[s.ids[s.answer_start : -1].to(embedding.device)]) for s in long])
+    embedded = torch.cat([_unit(embedding[s.ids[s.answer_start : -1].to(embedding.device)].float()) for s in long])
     wanted = torch.cat([_unit(s.features[s.answer_start : -1, -width:].float()) for s in long])
     return features.to(embedding.device), embedded, wanted.to(embedding.device)
 

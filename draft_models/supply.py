@@ -35,21 +35,18 @@ class Supply:
         return -(-len(self.examples) // self.shard_size)
 
     def next_shard(self) -> int | None:
-        """The least visited shard at hand, the lowest of equals; what was never computed comes when all else is done.
+        """The least visited shard; of equals one whose features are at hand, then the lowest.
 
-        So a run that is faster than its features repeats what it has instead of waiting for the rest.
+        So nothing is repeated while there is text that was never seen, and another process may work ahead.
         """
         at_hand = self._at_hand()
-        open_ones = [i for i in at_hand if self.visits.get(i, 0) < self.epochs]
-        if open_ones:
-            return min(open_ones, key=lambda i: (self.visits.get(i, 0), i))
-        missing = (i for i in range(self.num_shards) if i not in at_hand)
-        return next(missing, None)
+        open_ones = [i for i in range(self.num_shards) if self.visits.get(i, 0) < self.epochs]
+        return min(open_ones, key=lambda i: (self.visits.get(i, 0), i not in at_hand, i), default=None)
 
     def _at_hand(self) -> set[int]:
         if self.folder is None:
-            return set(range(self.num_shards))
-        return {int(path.stem.split("-")[1]) for path in Shards(self.folder).names()} & set(range(self.num_shards))
+            return set()
+        return {int(path.stem.split("-")[1]) for path in Shards(self.folder).names()}
 
     def samples(self, shard: int) -> list[Sample]:
         """The samples of a shard; computed ones are kept where there is a folder."""

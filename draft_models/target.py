@@ -79,10 +79,10 @@ class Target:
         )
 
 
-def load_target(name: str, device: str | torch.device = "cpu") -> Target:
-    """Load a target in float32 from an alias, a directory, a GGUF file or a hub id."""
+def load_target(name: str, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> Target:
+    """Load a target in a dtype from an alias, a directory, a GGUF file or a hub id."""
     path = sources.resolve(name)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(device).eval().requires_grad_(False)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval().requires_grad_(False)
     for part in ("layers", "norm"):
         if not hasattr(model.get_decoder(), part):
             raise ValueError(

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from draft_models import answers, corpus, provenance, start
+from draft_models import answers, corpus, precision, provenance, start
+from draft_models.checkpoint import load_facts
 from draft_models.features import FeatureTap, Sample, describe
 from draft_models.recipes import Eagle3, TinyLlama
 from draft_models.supply import Supply
@@ -28,17 +29,19 @@ logger = logging.getLogger("draft_models")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags; their defaults made the draft that ships."""
+    """The flags."""
     flags = argparse.ArgumentParser(prog="python -m draft_models.train", description=__doc__)
     add = flags.add_argument
     add("--target", default="smollm2-135m", help="alias, directory, .gguf file or hub id")
     add("--data", type=Path, required=True, help="JSON lines with `prompt` and, where known, `response`")
     add("--method", choices=("eagle3", "llama"), default="eagle3")
-    add("--out", type=Path, required=True, help="folder of the checkpoint and of the state that resumes it")
+    add("--out", type=Path, required=True, help="folder of the checkpoint and of the state that is_trained it")
     add("--features", type=Path, help="folder that keeps the target's features between epochs and runs")
     add("--feature-layers", type=_ids, help="entry layers a head reads, as 2,15,30; default: 2, half, all")
     add("--stored-layers", type=_ids, help="entry layers kept in --features; default: those a head reads")
     add("--draft-vocab-size", type=int, default=8192)
+    add("--from", dest="start", type=Path, help="directory of a trained head to start from, in place of a fresh one")
+    add("--precision", choices=precision.CHOICES, default="auto", help="of matrix products; auto: bf16 if it is fast")
     add("--num-layers", type=int, default=2, help="layers of --method llama")
     add("--max-length", type=int, default=576, help="tokens of a prompt with its answer")
     add("--answer-length", type=int, default=256, help="tokens at which answers of the data were cut")
@@ -88,7 +91,11 @@ def read_data(args: argparse.Namespace, target: Target) -> Data:
 def layers_of(args: argparse.Namespace, target: Target) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Entry layers the head reads, and those stored: the last entry, which gives the target's law, is one."""
     num_layers = target.config.num_hidden_layers
-    layers = args.feature_layers or tuple(sorted({min(2, num_layers // 2), num_layers // 2, num_layers}))
+    default = tuple(sorted({min(2, num_layers // 2), num_layers // 2, num_layers}))
+    read = None if args.start is None else load_facts(args.start)
+    layers = args.feature_layers or read or default
+    if read and layers != read:
+        raise ValueError(f"--feature-layers is {layers}, but the head in {args.start} reads {read}")
     if list(layers) != sorted(layers):
         raise ValueError(f"--feature-layers is {layers}; columns of fc stand in ascending order")
     stored = args.stored_layers or tuple(sorted({*layers, num_layers}))
@@ -98,10 +105,14 @@ def layers_of(args: argparse.Namespace, target: Target) -> tuple[tuple[int, ...]
 
 
 def build_recipe(args: argparse.Namespace, target: Target, data: Data, layers: Sequence[Any]) -> Eagle3 | TinyLlama:
-    """A fresh draft of the chosen kind."""
+    """A draft of the chosen kind, fresh or as it was saved."""
     torch.manual_seed(args.seed)
     if args.method == "llama":
+        if args.start is not None:
+            raise ValueError("--from starts heads; --method llama always starts fresh")
         return TinyLlama.fresh(target, args.num_layers)
+    if args.start is not None:
+        return Eagle3.read(args.start, target, layers[1])
     eos = target.tokenizer.eos_token_id
     size = min(args.draft_vocab_size, target.embedding.shape[0])
     return Eagle3.fresh(target, corpus.frequent_ids(data.training, size, [eos]), *layers)
@@ -113,16 +124,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     began = time.monotonic()
     device = Accelerator().device
-    target = load_target(args.target, device)
+    dtype = precision.choose(args.precision, device)
+    target = load_target(args.target, device, dtype)
     data = read_data(args, target)
     layers, stored = layers_of(args, target)
     tap = FeatureTap(target.model, stored)
     if args.features is not None:
-        describe(args.features, stored, data=corpus.file_hash(args.data), seed=args.seed, max_tokens=args.max_length)
+        describe(
+            args.features, stored, data=corpus.file_hash(args.data), seed=args.seed, max_tokens=args.max_length,
+            dtype=str(dtype).removeprefix("torch."),
+        )  # fmt: skip
     heldout = _heldout(args, data, tap)
     recipe = build_recipe(args, target, data, (layers, stored)).to(device)
     supply = Supply(data.training, tap, args.epochs, args.features)
-    settings = _settings(args, data)
+    settings = replace(_settings(args, data), dtype=dtype)
     if isinstance(recipe, Eagle3):
         settings = replace(settings, fc_scale=1.0 / _begin(args, recipe, target, supply))
     trainer = Trainer(recipe, supply, heldout, settings, args.out)
@@ -132,6 +147,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         provenance.record(
             args.out, arguments=vars(args), data_sha256=corpus.file_hash(args.data), target_sha256=target.base,
             rows=trainer.progress.rows, distinct_shards=len(trainer.supply.visits),
+            started_from=None if args.start is None else provenance.origin(args.start),
+            products_in=str(dtype).removeprefix("torch."),
             hours=round(trainer.progress.seconds / 3600, 3),
         )  # fmt: skip
 
@@ -145,10 +162,10 @@ def _heldout(args: argparse.Namespace, data: Data, tap: FeatureTap) -> list[Samp
 
 def _begin(args: argparse.Namespace, recipe: Eagle3, target: Target, supply: Supply) -> float:
     """Solve the start of a fresh head; the size of its features either way."""
-    resumes = (args.out / "state.pt").exists()
-    shards = range(1 if resumes else min(args.fit_shards, supply.num_shards))
+    is_trained = args.start is not None or (args.out / "state.pt").exists()
+    shards = range(1 if is_trained else min(args.fit_shards, supply.num_shards))
     samples = [sample for shard in shards for sample in supply.samples(shard)]
-    if resumes:
+    if is_trained:
         return start.feature_size(samples, recipe.picks, recipe.head.config.hidden_size)
     return start.fit(recipe.head, target, samples, recipe.picks)
 

@@ -21,6 +21,7 @@ from draft_models.batches import group, pad, predicting_rows
 from draft_models.checkpoint import load_state, save_state
 from draft_models.features import Sample
 from draft_models.measure import agreements, tally
+from draft_models.precision import products_in
 from draft_models.recipes import UnrolledLoss
 from draft_models.supply import Supply
 
@@ -35,6 +36,7 @@ class Settings:
     batch_rows     rows of one optimiser step, padding included
     unroll, decay  steps of the training-time test and the weight of one against the one before
     every_seconds  between two measures on held-out text, each of which also saves
+    dtype          of matrix products
     """
 
     rows: int
@@ -48,6 +50,7 @@ class Settings:
     every_seconds: float = 240.0
     k: int = 5
     seed: int = 0
+    dtype: torch.dtype = torch.float32
 
 
 @dataclass(slots=True)
@@ -102,7 +105,8 @@ class Trainer:
     def _step(self, batch: list[Sample]) -> float:
         share = self.progress.rows / self.settings.rows
         optim.set_rate(self.optimisers, optim.rate_factor(self.progress.step, share))
-        loss = self.loss(pad(batch, self.accelerator.device))
+        with self._products():
+            loss = self.loss(pad(batch, self.accelerator.device, self.settings.dtype))
         self.accelerator.backward(loss)
         self.accelerator.clip_grad_norm_(self.loss.parameters(), self.settings.clip)
         for optimiser in self.optimisers:
@@ -113,13 +117,17 @@ class Trainer:
         self.progress.rows += sum(map(predicting_rows, batch)) * self.accelerator.num_processes
         return float(loss.detach())
 
+    def _products(self) -> torch.autocast:
+        return products_in(self.settings.dtype, self.accelerator.device)
+
     def _report(self, losses: Sequence[float]) -> None:
         """Measure the running mean on held-out text, print, log, save."""
         if not self.accelerator.is_main_process:
             return
         raw = {name: value.clone() for name, value in self.recipe.state_dict().items()}
         self.recipe.load_state_dict(self.mean.values)
-        found = tally(agreements(self.recipe, self.heldout, self.settings.k), self.settings.k)
+        with self._products():
+            found = tally(agreements(self.recipe, self.heldout, self.settings.k), self.settings.k)
         self.out.mkdir(parents=True, exist_ok=True)
         self.recipe.save(self.out)
         self.recipe.load_state_dict(raw)
@@ -165,10 +173,8 @@ class Trainer:
         self.recipe.load_state_dict(state["recipe"])
         self.mean.restore(state["mean"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
-            base = [g["base_rate"] for g in optimiser.param_groups]
-            optimiser.load_state_dict(saved)
-            for settings, rate in zip(optimiser.param_groups, base, strict=True):
-                settings["base_rate"] = rate
+            groups = optimiser.state_dict()["param_groups"]  # rates are those of this run
+            optimiser.load_state_dict({"state": saved["state"], "param_groups": groups})
         self.progress = Progress(**state["progress"])
         self.supply.visits = dict(self.progress.visits)
         logger.info("resuming at %d rows", self.progress.rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from draft_models.acceptance import Tally, run_lengths, walk, walk_beside
-from draft_models.loss import StepView
+from draft_models.loss import Law, StepView, TargetEnd
 from draft_models.measure import noise_given_text
 from draft_models.offers import leading
 
@@ -33,7 +33,11 @@ def test_the_draft_steps_in_where_lookup_is_silent() -> None:
 
 def _view(law: torch.Tensor, tokens: torch.Tensor) -> StepView:
     known = torch.ones(len(tokens), dtype=torch.bool)
-    return StepView(law.log(), law, tokens, known, known[None])
+    size = law.shape[-1]
+    end = TargetEnd(torch.empty(0), torch.ones(size), 0.0, torch.eye(size), torch.arange(size))
+    target = Law(end, torch.empty(0, size))
+    target.whole = law
+    return StepView(law.log(), torch.eye(size), target, torch.arange(len(tokens)), tokens, known, known[None])
 
 
 def test_the_noise_of_a_text_makes_its_law_choose_it() -> None:

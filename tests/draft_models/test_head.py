@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draft_models.checkpoint import HeadFacts, load_head, save_head, vocabulary_maps
 from draft_models.head import Eagle3Head, HeadConfig, Rows
+from draft_models.loss import cross_entropy
 
 CONFIG = HeadConfig(
     hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
@@ -99,9 +100,28 @@ def test_a_token_moved_by_one_is_noticed(head: Eagle3Head) -> None:
 
 def test_gradients_reach_every_weight(head: Eagle3Head) -> None:
     rows, embedding = _rows([9, 6], [2, 0]), torch.randn(40, 16, dtype=torch.float64)
-    total = sum(head.logits(out.flatten(0, 1)).square().sum() for out in head(rows, embedding, 2))
+    total = sum(head.lm_head(head.norm(out)).square().sum() for out in head(rows, embedding, 2))
     total.backward()
     assert not [n for n, p in head.named_parameters() if p.grad is None or not p.grad.abs().sum()]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_the_joint_loss_and_its_gradients_are_those_of_cross_entropy(dtype: torch.dtype, tolerance: float) -> None:
+    """Against torch's own, in float64, over more rows than one chunk holds."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = torch.randn(300, 24, generator=generator), torch.randn(60, 24, generator=generator) * 0.3
+    law, rows = torch.randn(400, 60, generator=generator).softmax(-1), torch.randperm(400, generator=generator)[:300]
+    inputs = [x.clone().requires_grad_() for x in (hidden, head)]
+    weights = torch.rand(300, generator=generator) / 300
+    loss = cross_entropy(*inputs, law.to(dtype), rows, weights)
+    (3 * loss).backward()
+    exact = [x.double().requires_grad_() for x in (hidden, head)]
+    wanted = F.cross_entropy(F.linear(*exact), law.double()[rows], reduction="none") @ weights.double()
+    (3 * wanted).backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=tolerance)
+    for found, true in zip(inputs, exact, strict=True):
+        assert (found.grad - true.grad).norm() < tolerance * true.grad.norm()
+        assert found.grad.dtype == torch.float32
 
 
 def test_a_checkpoint_comes_back_and_its_maps_agree(head: Eagle3Head, tmp_path: Path) -> None:

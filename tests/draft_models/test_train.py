@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from draft_models import corpus, optim, start
+from draft_models import corpus, optim, precision, start
+from draft_models.checkpoint import load_state
 from draft_models.features import FeatureTap, compute
 from draft_models.recipes import Eagle3
+from draft_models.supply import Supply
 from draft_models.target import load_target
 from draft_models.train import main
 from tests.toys import byte_tokenizer, make_toy
@@ -48,10 +52,71 @@ def test_a_head_is_trained_resumed_and_recorded(target: str, data: Path, tmp_pat
     assert first[-1]["loss"] < first[0]["loss"]
     main(_flags(target, data, out, "--epochs", "4", "--features", str(features)))
     assert _log(out)[len(first)]["rows"] > first[-1]["rows"]
+    weights = load_state(out / "state.pt")["recipe"]
+    still = ("--muon-rate", "0", "--adam-rate", "0")
+    main(_flags(target, data, out, "--epochs", "5", "--features", str(features), *still))
+    resumed = load_state(out / "state.pt")["recipe"]
+    assert all(torch.equal(resumed[name], weights[name]) for name in weights), "rates are those of the last command"
     made_from = json.loads((out / "provenance.json").read_text())
     assert made_from["data_sha256"] == corpus.file_hash(data) and made_from["arguments"]["data"] == "prompts.jsonl"
     assert str(tmp_path) not in (out / "provenance.json").read_text()
     assert (out / "model.safetensors").is_file() and json.loads((out / "config.json").read_text())["specdec"]
+
+
+def test_a_run_starts_from_a_trained_head_and_says_so(target: str, data: Path, tmp_path: Path) -> None:
+    """At rates of zero what comes out is what went in, whatever a fresh head would have been."""
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    main(_flags(target, data, first, "--epochs", "1", "--precision", "fp32", "--feature-layers", "0,1,3"))
+    still = ("--epochs", "1", "--muon-rate", "0", "--adam-rate", "0")
+    main(_flags(target, data, second, *still, "--precision", "bf16", "--from", str(first), "--seed", "5"))
+    main(_flags(target, data, third, *still, "--from", str(second)))
+    made, went_in = load_file(second / "model.safetensors"), load_file(first / "model.safetensors")
+    assert made.keys() == went_in.keys() and all(torch.equal(made[name], went_in[name]) for name in made)
+    one, two, three = (json.loads((out / "provenance.json").read_text()) for out in (first, second, third))
+    assert one["started_from"] is None and one["products_in"] == "float32" and two["products_in"] == "bfloat16"
+    assert two["started_from"]["rows"] == one["rows"] and three["started_from"]["rows"] == one["rows"] + two["rows"]
+    assert two["started_from"]["sha256"] == corpus.file_hash(first / "model.safetensors")
+
+
+def test_a_head_that_cannot_be_a_start_is_refused(target: str, data: Path, tmp_path: Path) -> None:
+    trained, out = tmp_path / "trained", tmp_path / "out"
+    main(_flags(target, data, trained, "--epochs", "1"))
+    with pytest.raises(ValueError, match=r"\(0, 2, 3\), but the head in .* reads \(1, 3\)"):
+        main(_flags(target, data, out, "--from", str(trained), "--feature-layers", "0,2,3"))
+    with pytest.raises(ValueError, match="--from starts heads"):
+        main(_flags(target, data, out, "--from", str(trained), "--method", "llama"))
+    config = json.loads((trained / "config.json").read_text())
+    (trained / "config.json").write_text(json.dumps(config | {"rope_theta": 77.0}))
+    with pytest.raises(ValueError, match=r"rope_theta is 77\.0; a head of"):
+        main(_flags(target, data, out, "--from", str(trained)))
+
+
+def test_features_of_another_precision_are_not_mixed_in(target: str, data: Path, tmp_path: Path) -> None:
+    flags = _flags(target, data, tmp_path / "out", "--epochs", "1", "--features", str(tmp_path / "features"))
+    main([*flags, "--precision", "fp32"])
+    with pytest.raises(ValueError, match="give another folder"):
+        main([*flags, "--precision", "bf16"])
+
+
+def test_auto_precision_is_bf16_where_the_hardware_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    for found, chosen in (({"amx_bf16": True}, torch.bfloat16), ({"avx2": True}, torch.float32)):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found)
+        assert precision.choose("auto", cpu) == chosen
+        assert precision.choose("fp32", cpu) == torch.float32 and precision.choose("bf16", cpu) == torch.bfloat16
+    with pytest.raises(ValueError, match="expected one of auto, fp32, bf16"):
+        precision.choose("fp16", cpu)
+
+
+def test_unseen_text_comes_before_repeats(tmp_path: Path) -> None:
+    examples = [corpus.Example((1, 2, 3), 1, "toy", 0.0)] * 6
+    supply = Supply(examples, cast(FeatureTap, None), epochs=2, folder=tmp_path, shard_size=2)
+    (tmp_path / "shard-00001.safetensors").touch()
+    order = []
+    while (shard := supply.next_shard()) is not None:
+        order.append(shard)
+        supply.visited(shard)
+    assert order == [1, 0, 2, 1, 0, 2]
 
 
 def test_a_tiny_llama_is_trained_and_the_engine_drafts_with_it(target: str, data: Path, tmp_path: Path) -> None:
