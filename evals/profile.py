@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import torch
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -101,7 +102,7 @@ def best_rate(amount: float, work: Callable[[], object], times: int = 7) -> floa
 
 def look_at_machine() -> Machine:
     """Measure the limits: a sum over 256 MB, and products of 1024 x 1024 matrices."""
-    many = torch.ones(2**25, dtype=torch.int64)
+    many = torch.from_numpy(np.ones(2**25, np.int64))  # in large pages, as weights and caches are: numpy asks for them
     a = torch.randn(1024, 1024)
     narrow = a.to(torch.bfloat16)
     b = torch.randint(-100, 100, (1024, 1024), dtype=torch.int8)
