@@ -25,6 +25,7 @@ MAX_CONFIDENCE = 0.995  # a proposer that says 1.0 means "very sure"
 PLACE_MEMORY, OWN_MEMORY = 0.998, 0.95  # share of what is known that outlives an outcome
 SLEEP_MEMORY = 0.98  # share of what is known of a request that outlives a step without outcome
 NUM_CASES = 16  # confidences of past offers that stand for those of the next
+SETTLED, SETTLED_EVERY = 64, 4  # after so many steps, what does without confidences learns from one in so many
 MAX_MOVE = 2.0  # of a weight in one step, in log-odds
 
 
@@ -119,6 +120,7 @@ class Acceptance:
         self._slopes: dict[str, _Weights] = {}
         self._own: dict[str, dict[str, tuple[float, float, int]]] = {}  # request, source: mean, variance, step
         self._said: dict[str, deque[tuple[float, ...]]] = {}
+        self._num_learned = 0
 
     def keep(self, request_ids: set[str]) -> None:
         """Forget all requests but these."""
@@ -196,7 +198,9 @@ class Acceptance:
         sure = [outcome for outcome in outcomes if outcome.confidences]
         blind = [replace(outcome, confidences=()) for outcome in outcomes]
         unsure = {outcome.request_id for outcome in outcomes if not outcome.confidences}
-        self._learn(blind, step, unsure)
+        self._num_learned += 1
+        if unsure or self._num_learned <= SETTLED or self._num_learned % SETTLED_EVERY == 0:
+            self._learn(blind, step, unsure)
         self._learn(sure, step, {outcome.request_id for outcome in sure})
 
     def _learn(self, outcomes: Sequence[Outcome], step: int, own: set[str]) -> None:

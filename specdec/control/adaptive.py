@@ -17,9 +17,9 @@ from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, StepSeconds
 from specdec.control.acceptance import Acceptance, Ask, Outcome
 from specdec.control.asking import NOBODY, Asking, best_asking, net_value
 from specdec.control.cost import ForwardCost
-from specdec.control.load import Load, Sources
+from specdec.control.load import Load, Sources, keeps_up
 from specdec.control.planning import Costs, Shape, best_shape, shapes_by_depth
-from specdec.control.probing import Probes, small_probe
+from specdec.control.probing import KeptPlan, Probes, small_probe
 from specdec.control.trace import RowRecord, StepRecord, Totals, TraceFile
 from specdec.controller import FixedLength, attach
 from specdec.request import Request
@@ -30,6 +30,8 @@ ZERO_STEPS = 64  # at zero the plan is looked at again after so many steps, or w
 LOAD_FELL = 0.75
 JOIN_STEPS = 8  # or after so many, when a request has joined
 LEARN_EVERY = 16  # at zero the cost model looks at one step in so many
+KEPT_STEPS = 4  # while nobody comes or goes, a plan that leaves the depths to the offers serves so many steps
+SETTLED, SETTLED_EVERY = 64, 4  # after so many steps costs are learned from one step in so many
 OPENING_STEPS = 32  # catching up is paid back over so many steps
 _NOTHING = np.zeros(0)
 
@@ -77,6 +79,8 @@ class AdaptiveLength:
         self._slept_at = 0
         self._slept_from = 0
         self._newest: Request | None = None
+        self._kept = KeptPlan()
+        self._idle = 0.0  # seconds before the target's forward in steps in which no model drafts
 
     # ------------------------------------------------------------------ before drafting
 
@@ -85,7 +89,11 @@ class AdaptiveLength:
         self.step += 1
         if self.step < self._sleeps_until and self._is_as_before(running):
             return
+        if self._kept.serves(self.step, running, waiting):
+            self._asked, self._offers = {}, {}
+            return
         self._room, self._asked, self._lags, self._offers = {}, {}, {}, {}
+        self._kept.until = 0
         decoding = [r for r in running if r.num_owed_tokens == 1]
         if not decoding:
             self._sleeps_until = 0
@@ -95,6 +103,9 @@ class AdaptiveLength:
         owed = sum(r.num_owed_tokens for r in (*running, *joining)) - len(decoding)
         self._newest = running[-1]
         self._plan(decoding, min(owed, max(self.most_tokens - len(decoding), 0) // 2))
+        is_for_offers = bool(self.sources.free) and self.sources.looks and self.sources.lag is keeps_up
+        if is_for_offers and self._kind == "plan" and self._room:
+            self._kept.keep(self.step + KEPT_STEPS, running)
         self._prune(running, waiting)
 
     def _is_as_before(self, running: Sequence[Request]) -> bool:
@@ -217,7 +228,8 @@ class AdaptiveLength:
 
     def budget(self, request: Request) -> int:
         """Most drafts for this request in the step that was prepared."""
-        return self._room.get(request.request_id, 0) if self._room else 0
+        room = self._room.get(request.request_id, 0) if self._room else 0
+        return min(room, self.limits.budget(request), request.max_drafts) if room and self._kept.until else room
 
     # ------------------------------------------------------------------ between several proposers
 
@@ -326,11 +338,13 @@ class AdaptiveLength:
         totals.num_zero_steps += is_plain
         if self._kind in ("zero", "prompts") and is_plain and self.trace is None and totals.num_steps % LEARN_EVERY:
             return
+        if not is_plain:
+            self._learn_acceptance(batch, verdict)
+        if self.trace is None and self.verify.num_observed > SETTLED and totals.num_steps % SETTLED_EVERY:
+            return
         load = Load.of(batch.rows)
         predicted = self._learn_cost(batch, load, seconds, is_plain)
         totals.time(predicted, seconds.draft + seconds.verify)
-        if not is_plain:
-            self._learn_acceptance(batch, verdict)
         if self.trace is not None:
             self.trace.write(self._record(batch, verdict, load, predicted, seconds))
 
@@ -343,8 +357,10 @@ class AdaptiveLength:
             self.probes.saw_plain(self.step, load.decoding)
         passes = self._passes(batch.rows)
         if passes and self.draft is not None:
-            predicted += sum(self.draft.at(n) for n in passes)
-            self.draft.observe(passes, seconds.draft)
+            predicted += self._idle + sum(self.draft.at(n) for n in passes)
+            self.draft.observe(passes, max(seconds.draft - self._idle, 0.25 * seconds.draft))
+        elif self.sources.free:
+            self._idle += 0.1 * (min(seconds.draft, 4.0 * self._idle or seconds.draft) - self._idle)
         return predicted
 
     def _learn_acceptance(self, batch: Batch, verdict: Verdict) -> None:

@@ -12,6 +12,11 @@ from specdec.control.cost import ForwardCost
 from specdec.request import Request
 
 
+def keeps_up(request: Request) -> int:
+    """The lag of a draft that computes what the target computes, as it goes."""
+    return 1
+
+
 @dataclass(frozen=True, slots=True)
 class Sources:
     """Who may draft.
@@ -24,7 +29,7 @@ class Sources:
 
     free: tuple[str, ...] = ()
     costly: str | None = None
-    lag: Callable[[Request], int] = lambda request: 1
+    lag: Callable[[Request], int] = keeps_up
     looks: bool = True
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from specdec.request import Request
+
 SHARE, YOUNG_SHARE, YOUNG_STEPS = 0.006, 0.03, 100  # of all steps; more in the beginning
 FEWEST_STEPS = 8  # between two probes of a kind
 FIRST_CREDIT = 50  # steps credited at the start, so that little is believed for long
@@ -51,6 +53,27 @@ class Probes:
     def saw_plain(self, step: int, rows: int) -> None:
         """A step without drafts was served, for whatever reason."""
         self._last_plain[rows.bit_length()] = step
+
+
+class KeptPlan:
+    """A plan that serves several steps, while the same requests run, all decode and none waits.
+
+    until   the first step it does not serve; 0: there is none
+    """
+
+    def __init__(self) -> None:
+        self.until = 0
+        self._running: list[int] = []
+
+    def keep(self, until: int, running: Sequence[Request]) -> None:
+        """Let the plan that was made for these serve until then."""
+        self.until, self._running = until, [id(request) for request in running]
+
+    def serves(self, step: int, running: Sequence[Request], waiting: Sequence[Request]) -> bool:
+        """True where it is as good as a new one."""
+        if step >= self.until or waiting or [id(request) for request in running] != self._running:
+            return False
+        return all(request.num_owed_tokens == 1 for request in running)
 
 
 def _interval(step: int, loss: float) -> int:
