@@ -48,10 +48,10 @@ class Comparison:
         self.save = save
         self.runs = list(done)
         self._done = {run.key for run in done}
-        self._references: dict[str, list[list[int]]] = {}
+        self._references: dict[tuple[str, int], list[list[int]]] = {}  # by workload and number of its jobs
         for run in done:
             if run.system == PLAIN:
-                self._references.setdefault(run.workload, run.outputs)
+                self._references.setdefault((run.workload, len(run.outputs)), run.outputs)
 
     def systems_at(self, concurrency: int) -> list[System]:
         """Those that can hold so many requests in flight."""
@@ -74,7 +74,7 @@ class Comparison:
             if any((workload, concurrency, system.label, repeat) not in self._done for repeat in repeats):
                 system.run(warm_up_jobs(jobs, concurrency), concurrency)
         for repeat in repeats:
-            shift = repeat % len(systems) if workload in self._references else 0
+            shift = repeat % len(systems) if (workload, len(jobs)) in self._references else 0
             for system in systems[shift:] + systems[:shift]:
                 if (workload, concurrency, system.label, repeat) not in self._done:
                     bar.set_postfix_str(f"{workload} c={concurrency} {system.label}")
@@ -87,7 +87,7 @@ class Comparison:
         outcomes = system.run(jobs, concurrency)
         after, steps_after = system.work()
         times = times_of(outcomes)
-        reference = self._references.setdefault(workload, times["outputs"])
+        reference = self._references.setdefault((workload, len(jobs)), times["outputs"])
         run = Run(
             workload=workload,
             concurrency=concurrency,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evals import workloads
 from evals.intervals import Interval, interval
@@ -33,6 +33,21 @@ def prompts(name: str) -> list[workloads.Prompt]:
     if name == "adversarial":
         return [workloads.Prompt(p.text, name) for p in workloads.load_named("creative")]
     return workloads.load_named(name)
+
+
+def enough(prompts: Sequence[workloads.Prompt], count: int) -> list[workloads.Prompt]:
+    """At least `count` prompts; where there are fewer they come again behind numbers, so that none is used twice.
+
+    >>> [p.text for p in enough([workloads.Prompt("a", "x"), workloads.Prompt("b", "x")], 3)]
+    ['a', 'b', '(1) a', '(1) b']
+    """
+    rounds = range(-(-count // len(prompts)))
+    return [replace(p, text=f"({n}) {p.text}" if n else p.text) for n in rounds for p in prompts]
+
+
+def jobs_at(concurrency: int) -> int:
+    """Requests of a cell: alone a few, else two waves, or one where a wave is long."""
+    return max(4, min(2 * concurrency, 32))
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,8 @@ def read_workloads(args: argparse.Namespace) -> dict[str, list[workloads.Prompt]
         found = {args.prompts.stem: workloads.load_file(args.prompts)}
     else:
         found = {name: grid.prompts(name) for name in args.workloads}
+    if args.grid and args.num_prompts is None:
+        return {name: grid.enough(prompts, max(args.concurrency)) for name, prompts in found.items()}
     return {name: workloads.take(prompts, args.num_prompts) for name, prompts in found.items()}
 
 
@@ -244,7 +246,8 @@ def measure(args: argparse.Namespace, jobs: dict[str, list[Job]], comparison: Co
     with tqdm(total=total, desc="measuring", unit="run", disable=None) as bar:
         for name, own in jobs.items():
             for concurrency in args.concurrency:
-                comparison.measure(name, own, concurrency, range(args.repeats), bar)
+                chosen = own[: grid.jobs_at(concurrency)] if args.grid else own
+                comparison.measure(name, chosen, concurrency, range(args.repeats), bar)
 
 
 def measure_for(args: argparse.Namespace, jobs: dict[str, list[Job]], comparison: Comparison) -> None:
@@ -258,7 +261,8 @@ def measure_for(args: argparse.Namespace, jobs: dict[str, list[Job]], comparison
             before = time.monotonic()
             for name, own in jobs.items():
                 for concurrency in args.concurrency:
-                    comparison.measure(name, own, concurrency, range(repeats - 1, repeats), bar)
+                    chosen = own[: grid.jobs_at(concurrency)] if args.grid else own
+                    comparison.measure(name, chosen, concurrency, range(repeats - 1, repeats), bar)
             longest = max(longest, time.monotonic() - before)
 
 
