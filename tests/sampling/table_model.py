@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from specdec.batch import Batch, Drafts, Plan, Verdict
+from evals.random_parameters import Told
 from specdec.block_pool import BlockPool
 from specdec.config import SchedulerConfig
 from specdec.controller import FixedLength
@@ -73,27 +73,9 @@ class Digits:
         return {"input_ids": [int(c) for c in text.strip()]}
 
 
-class Known:
-    """Proposes the right answer of every request, told apart by its seed, or always something else."""
-
-    name = "known"
-    max_draft_position: int | None = None
-
-    def __init__(self, answers: dict[int, list[int]], vocab_size: int, *, wrong: bool = False) -> None:
-        self.answers = answers
-        self.shift = int(wrong)
-        self.vocab_size = vocab_size
-
-    def start(self, request: Request) -> None: ...
-    def stop(self, request: Request) -> None: ...
-    def observe(self, batch: Batch, verdict: Verdict, features: Tensor | None) -> None: ...
-
-    def propose(self, plan: Plan) -> Drafts:
-        return Drafts.of((self._offer(row.request, row.max_drafts) for row in plan), self.name)
-
-    def _offer(self, request: Request, most: int) -> tuple[int, ...]:
-        right = self.answers[request.noise_seed][request.num_output_tokens :][:most]
-        return tuple((t + self.shift) % self.vocab_size for t in right)
+def known(answers: dict[int, list[int]], vocab_size: int, *, wrong: bool = False) -> Told:
+    """Propose the right answer of every request, told apart by its seed, or always something else."""
+    return Told("known", answers, vocab_size, is_wrong=wrong)
 
 
 def table_engine(

@@ -19,7 +19,7 @@ from specdec.sampling_params import SamplingParams
 from specdec.vocabulary import bad_word_ids
 from tests.engines import ids, llm
 from tests.sampling.by_hand import law
-from tests.sampling.table_model import Digits, Known, TableModel, run, table_engine
+from tests.sampling.table_model import Digits, TableModel, known, run, table_engine
 
 VOCAB_SIZE = 10
 TARGET = TableModel.random(5, VOCAB_SIZE, scale=1.5, eos=frozenset({9}), tokenizer=Digits())
@@ -58,7 +58,7 @@ def test_every_parameter_set_decodes_as_it_does_plainly(sets: list[dict[str, Any
     params = [SamplingParams(max_tokens=14, seed=max(seed - i, 0), **own) for i, own in enumerate(sets)]
     plain = _run(0, None, params)
     answers = {own.seed or 0: ids for own, ids in zip(params, plain, strict=True)}
-    right, wrong = Known(answers, VOCAB_SIZE), Known(answers, VOCAB_SIZE, wrong=True)
+    right, wrong = known(answers, VOCAB_SIZE), known(answers, VOCAB_SIZE, wrong=True)
     pairs: list[tuple[int, Any]] = [(1, GOOD), (4, GOOD), (8, GOOD), (4, BAD), (1, right), (8, right), (4, wrong)]
     for k, proposer in pairs:
         assert _run(k, proposer, params) == plain

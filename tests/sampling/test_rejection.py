@@ -25,7 +25,7 @@ from specdec.sampling_params import SamplingParams
 from specdec.server.flags import parse_config, parse_flags
 from tests.engines import assert_clean, ids, llm
 from tests.sampling.by_hand import bound, chi_square, outputs
-from tests.sampling.table_model import Digits, Known, TableModel, run, table_engine
+from tests.sampling.table_model import Digits, TableModel, known, run, table_engine
 
 NUM_DRAWS = 12_288
 PROMPT = [3, 1, 4]
@@ -138,7 +138,7 @@ def test_certain_drafts_are_judged_as_by_coupling() -> None:
     """Lookup tells no laws: comparing with the target's own draw has the same law and acceptance."""
     own = [SamplingParams(seed=3, max_tokens=20)]
     plain = run(table_engine(TARGET), [PROMPT], own)[0].output_token_ids
-    assert run(table_engine(TARGET, 3, Known({3: plain}, 8)), [PROMPT], own)[0].output_token_ids == plain
+    assert run(table_engine(TARGET, 3, known({3: plain}, 8)), [PROMPT], own)[0].output_token_ids == plain
 
 
 def test_a_draft_that_was_cut_counts_as_rejected() -> None:

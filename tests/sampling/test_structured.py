@@ -24,7 +24,7 @@ from specdec.sampling.matcher import Matcher
 from specdec.structured_outputs import StructuredOutputsParams
 from tests.engines import assert_clean, llm
 from tests.sampling.by_hand import bound, chi_square, law
-from tests.sampling.table_model import Known, TableModel, run, table_engine
+from tests.sampling.table_model import TableModel, known, run, table_engine
 from tests.toys import VOCAB_SIZE, byte_tokenizer
 
 PROMPT = [1, 2, 3]
@@ -260,8 +260,8 @@ def test_other_parameters_hold_beside_a_grammar() -> None:
     for request, (shape, own, check) in zip(plain, BESIDE, strict=True):
         assert check(request, _text(request)), (shape, own, _text(request))
     answers = {seed: r.output_token_ids for seed, r in enumerate(plain)}
-    wrong = Known(answers, VOCAB_SIZE, wrong=True)
-    for proposer in (Known(answers, VOCAB_SIZE), wrong, Prose(bytes([200] * 9)), TABLE.near(2, 0.5)):
+    wrong = known(answers, VOCAB_SIZE, wrong=True)
+    for proposer in (known(answers, VOCAB_SIZE), wrong, Prose(bytes([200] * 9)), TABLE.near(2, 0.5)):
         requests = _run(sets, 4, proposer)
         assert _ids(requests) == _ids(plain)
         assert [r.finish_reason for r in requests] == [r.finish_reason for r in plain]
