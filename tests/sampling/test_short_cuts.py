@@ -15,8 +15,16 @@ from specdec.sampling.verify import verify
 from specdec.sampling_params import SamplingParams
 
 PLAIN = [{}, {"temperature": 0.0}, {"temperature": 1e-7}, {"temperature": 0.3}, {"temperature": 0.0, "top_p": 0.5}]
-ASKING = [{"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"logprobs": 2}, {"repetition_penalty": 1.3},
-          {"logit_bias": {3: 1.0}}, {"allowed_token_ids": [1, 2]}, {"min_tokens": 9, "stop_token_ids": [4]}]  # fmt: skip
+ASKING = [
+    {"top_p": 0.9},
+    {"top_k": 3},
+    {"min_p": 0.1},
+    {"logprobs": 2},
+    {"repetition_penalty": 1.3},
+    {"logit_bias": {3: 1.0}},
+    {"allowed_token_ids": [1, 2]},
+    {"min_tokens": 9, "stop_token_ids": [4]},
+]
 
 
 def _request(name: str, params: dict[str, object], num_output: int) -> Request:
