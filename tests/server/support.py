@@ -61,11 +61,11 @@ def live_server(engine: Engine, options: ServerOptions | None = None) -> Iterato
         wait_for(lambda: not engine.has_work)
     finally:
         server.should_exit = True
-        thread.join(5)
+        thread.join(60)
     assert_at_rest(engine)
 
 
-def wait_for(condition: Any, seconds: float = 5.0) -> None:
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from specdec.server.cli import DrainingServer, make_server
 from specdec.server.flags import make_parser, model_name, parse_config, parse_flags, parse_options
 from specdec.server.options import ServerOptions
 from tests.server.scripted import scripted_engine
-from tests.server.support import events, run, wait_for
+from tests.server.support import events, wait_for
 
 
 def test_defaults_need_no_flags() -> None:
@@ -138,7 +139,7 @@ def test_while_the_model_loads_the_server_is_alive_but_not_ready() -> None:
     loaded = threading.Event()
 
     def load() -> Any:
-        loaded.wait(5)
+        loaded.wait(60)
         return create_app(AsyncEngine(scripted_engine()), "toy")
 
     server, thread, address = start(load, ServerOptions())
@@ -149,7 +150,7 @@ def test_while_the_model_loads_the_server_is_alive_but_not_ready() -> None:
     wait_for(lambda: httpx.get(f"{address}/ready").status_code == 200)
     assert httpx.post(f"{address}/v1/completions", json={"prompt": "the "}).status_code == 200
     server.handle_exit(signal.SIGTERM, None)
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive() and server.loading_error is None
 
 
@@ -157,12 +158,12 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     is_listening = threading.Event()
 
     def load() -> Any:
-        is_listening.wait(5)
+        is_listening.wait(60)
         raise ModelLoadError("no such model")
 
     server, thread, _ = start(load, ServerOptions())
     is_listening.set()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive() and isinstance(server.loading_error, ModelLoadError)
 
 
@@ -170,12 +171,12 @@ def test_a_signal_while_loading_ends_the_server_at_once() -> None:
     never = threading.Event()
     server, thread, _ = start(lambda: never.wait(60), ServerOptions())
     server.handle_exit(signal.SIGTERM, None)
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     never.set()
 
 
-@pytest.mark.parametrize("limit, is_whole", [(5.0, True), (0.1, False)])
+@pytest.mark.parametrize("limit, is_whole", [(60.0, True), (0.1, False)])
 def test_draining_has_a_limit(limit: float, is_whole: bool) -> None:
     engine = scripted_engine(seconds=0.01)
     options = ServerOptions(drain_timeout_seconds=limit)
@@ -188,7 +189,7 @@ def test_draining_has_a_limit(limit: float, is_whole: bool) -> None:
         next(lines)
         server.handle_exit(signal.SIGTERM, None)
         rest = [line for line in lines if line]
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive() and not engine.has_work
     assert (json.loads(rest[-2].removeprefix("data: ")).get("error") is None) is is_whole
     assert rest[-1] == "data: [DONE]"
@@ -196,8 +197,13 @@ def test_draining_has_a_limit(limit: float, is_whole: bool) -> None:
 
 @pytest.fixture
 def process(toy: str) -> Any:
-    """A server process on a free port; gives it and its address."""
-    environ = {**os.environ, "SPECDEC_MAX_NUM_SEQS": "8", "PYTHONUNBUFFERED": "1"}
+    """A server process on a free port, with all the time it may need to drain; gives it and its address."""
+    environ = {
+        **os.environ,
+        "SPECDEC_MAX_NUM_SEQS": "8",
+        "SPECDEC_DRAIN_TIMEOUT_SECONDS": "600",
+        "PYTHONUNBUFFERED": "1",
+    }
     words = ["--target", toy, "--draft", "ngram", "--port", "0", "--num-kv-blocks", "512"]
     started = subprocess.Popen([sys.executable, "serve.py", *words], stderr=subprocess.PIPE, text=True, env=environ)
     try:
@@ -211,29 +217,32 @@ def process(toy: str) -> Any:
         started.wait()
 
 
+async def until(client: httpx.AsyncClient, path: str, holds: Callable[[httpx.Response], bool]) -> None:
+    """Ask until the answer is as wanted; the test's own limit ends it otherwise."""
+    while not holds(await client.get(path)):
+        await asyncio.sleep(0.005)
+
+
 def test_sigterm_lets_running_and_queued_requests_end(process: Any) -> None:
+    """Eight streams run and one waits when the signal comes; all nine end, and the tenth is refused meanwhile."""
     started, address = process
 
-    async def read(client: httpx.AsyncClient, first: asyncio.Semaphore) -> str:
+    async def read(client: httpx.AsyncClient) -> str:
         body = {"prompt": "abc", "max_tokens": 450, "stream": True, "ignore_eos": True}
         async with client.stream("POST", "/v1/completions", json=body) as answer:
-            text = ""
-            async for line in answer.aiter_lines():
-                first.release()
-                text += line + "\n"
-        return text
+            return "".join([line + "\n" async for line in answer.aiter_lines()])
 
     async def use() -> None:
-        async with httpx.AsyncClient(base_url=address, timeout=None) as client:
-            first = asyncio.Semaphore(0)
-            readers = [asyncio.create_task(read(client, first)) for _ in range(9)]
-            await first.acquire()
-            await asyncio.sleep(0.2)
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=address, timeout=None, limits=limits) as client:
+            readers = [asyncio.create_task(read(client)) for _ in range(9)]
+            await until(client, "/metrics", lambda a: "specdec:num_requests_waiting 1.0" in a.text)
             started.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.2)
+            await until(client, "/ready", lambda a: a.status_code == 503)
             assert (await client.post("/v1/completions", json={"prompt": "abc"})).status_code == 503
+            assert not any(reader.done() and reader.exception() for reader in readers)
             for text in await asyncio.gather(*readers):
                 assert events(text)[-1]["choices"][0]["finish_reason"] == "length"
 
-    run(use())
-    assert started.wait(5) == 0
+    asyncio.run(asyncio.wait_for(use(), 240))
+    assert started.wait(60) == 0
