@@ -53,7 +53,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     if not raw.strip():
         raise InvalidRequestError("the body is empty; send a JSON object")
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8-sig")  # with or without a mark of the byte order, which some clients send
         value, is_readable = _parse(text)
         if not isinstance(value, dict):
             raise InvalidRequestError(f"the body is a JSON {_kind(value)}; send an object")

@@ -22,6 +22,7 @@ from specdec.errors import SpecdecError
 from specdec.server.flags import model_name, parse_config, parse_flags, parse_options
 from specdec.server.options import ServerOptions
 from specdec.server.startup import LoadingApp
+from specdec.server.wire import wire_config
 from specdec.threads import prepare_environment
 
 if TYPE_CHECKING:
@@ -87,9 +88,7 @@ class DrainingServer(uvicorn.Server):
 def make_server(load: Callable[[], FastAPI], options: ServerOptions, host: str, port: int) -> DrainingServer:
     """The server of the app that `load` makes (see `create_app`); it listens before that is done."""
     app = LoadingApp(load)
-    config = uvicorn.Config(
-        app, host=host, port=port, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=2
-    )
+    config = wire_config(app, host, port, timeout_graceful_shutdown=2)
     return DrainingServer(config, app, options.drain_timeout_seconds)
 
 

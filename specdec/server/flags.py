@@ -153,7 +153,7 @@ def parse_options(args: argparse.Namespace) -> ServerOptions:
 def _read_keys(path: Path) -> list[str]:
     """Keys of a file; a file without any is an error, for it would leave the door open."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"api_key_file {path} cannot be read: {error}", param="api_key_file") from error
     keys = [line for line in lines if line and not line.startswith("#")]
