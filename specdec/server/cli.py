@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from specdec import __version__
 from specdec.errors import SpecdecError
-from specdec.server.flags import model_name, parse_config, parse_flags, parse_options
+from specdec.server.flags import model_name, parse_config, parse_flags, parse_options, unknown_variables
 from specdec.server.options import ServerOptions
 from specdec.server.startup import LoadingApp
 from specdec.server.wire import wire_config
@@ -101,6 +101,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         options, name = parse_options(args), model_name(args)
     except SpecdecError as error:
         raise SystemExit(f"specdec-serve: {error}") from error
+    for variable in unknown_variables(os.environ):
+        logger.warning("the variable %s is no flag of this server and changes nothing; --help lists them", variable)
     _summarise(name, args.draft, options)
 
     def load() -> FastAPI:

@@ -58,7 +58,7 @@ def _refusal(values: Mapping[str, Any], first: Any) -> InvalidRequestError:
     return InvalidRequestError(f"{where} is {shown(first['input'])}; it must be {rule}", param=param)
 
 
-def _sampler_refusal(field: str, value: object) -> InvalidRequestError | None:
+def _sampler_refusal(field: str, value: Any) -> InvalidRequestError | None:
     """What the sampler says of a value; None where it has no rule or no objection."""
     if field in SamplingParams.__dataclass_fields__:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,11 +20,22 @@ import pytest
 from specdec.async_engine import AsyncEngine
 from specdec.errors import InvalidRequestError, ModelLoadError
 from specdec.server.app import create_app
-from specdec.server.cli import DrainingServer, make_server
-from specdec.server.flags import make_parser, model_name, parse_config, parse_flags, parse_options
+from specdec.server.cli import DrainingServer, main, make_server
+from specdec.server.flags import (
+    OTHER_VARIABLES,
+    _variables,
+    make_parser,
+    model_name,
+    parse_config,
+    parse_flags,
+    parse_options,
+    unknown_variables,
+)
 from specdec.server.options import ServerOptions
 from tests.server.scripted import scripted_engine
 from tests.server.support import events, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_defaults_need_no_flags() -> None:
@@ -81,6 +93,12 @@ def test_keys_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\none\n\n two \n")
     assert parse_options(parse_flags(["--api-key-file", str(file)], {})).api_keys == ("one", "two")
+    file.write_bytes(b"\xef\xbb\xbfone\r\n\r\n  # as editors elsewhere write it\r\ntwo words\r\n")
+    assert parse_options(parse_flags(["--api-key-file", str(file)], {})).api_keys == ("one", "two words")
+    for raw in (b"a\x00b\n", "schlüssel\n".encode()):  # no header can carry them: they would lock everybody out
+        file.write_bytes(raw)
+        with pytest.raises(InvalidRequestError, match="api_keys"):
+            parse_options(parse_flags(["--api-key-file", str(file)], {}))
     file.write_text("# none\n")
     for path in (file, tmp_path / "absent"):
         with pytest.raises(InvalidRequestError, match="api_key_file"):
@@ -101,6 +119,57 @@ def test_bad_flags_end_with_usage(words: list[str], environ: dict[str, str], cap
     with pytest.raises(SystemExit):
         parse_flags(words, environ)
     assert "usage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name, value, says",
+    [
+        ("SPECDEC_PORT", "", "cannot be"),
+        ("SPECDEC_PORT", "70000", "cannot be"),
+        ("SPECDEC_PORT", "tcp://10.0.0.1:8000", "enableServiceLinks"),
+        ("SPECDEC_MAX_NUM_SEQS", "many", "cannot be"),
+        ("SPECDEC_KV_CACHE_MEMORY", "1GB", "cannot be"),
+        ("SPECDEC_SPECULATIVE_CONFIG", "{", "cannot be"),
+        ("SPECDEC_DTYPE", "float99", "one of auto, "),
+        ("SPECDEC_LOG_PROMPTS", "perhaps", "1 or 0"),
+    ],
+)
+def test_a_wrong_variable_is_named(name: str, value: str, says: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        parse_flags([], {name: value})
+    said = capsys.readouterr().err
+    assert name in said and repr(value) in said and says in said
+
+
+def test_a_variable_that_is_no_flag_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting that is not made because its name is misspelt must not be silent."""
+    typos = ["SPECDEC_ENABLE_PREFIX_CACHING", "SPECDEC_MAX_NUM_SEQ"]
+    for name in (*typos, "SPECDEC_CACHE", "SPECDEC_SEED"):
+        monkeypatch.setenv(name, "1")
+    assert unknown_variables(os.environ) == typos
+    monkeypatch.setattr("specdec.server.cli.make_server", lambda *args: (_ for _ in ()).throw(SystemExit))
+    with pytest.raises(SystemExit):
+        main([])
+    assert all(any(name in record.getMessage() for record in caplog.records) for name in typos)
+
+
+def test_every_variable_of_ours_that_is_no_flag_is_known_as_such() -> None:
+    sources = [path for room in ("specdec", "kernels") for path in (ROOT / room).rglob("*.py")]
+    read = {name for path in sources for name in re.findall(r"SPECDEC_[A-Z_]+\b", path.read_text(encoding="utf-8"))}
+    assert read - set(_variables(make_parser())) - {"SPECDEC_"} == set(OTHER_VARIABLES)
+
+
+def test_the_readme_names_flags_that_exist_and_help_names_all() -> None:
+    """A --flag in the README is the server's or an evaluation's; the former are all in --help."""
+    flags = {flag for action in make_parser()._actions for flag in action.option_strings}
+    text = make_parser().format_help()
+    assert all(flag in text for flag in flags)
+    sources = [path for room in ("evals", "draft_models") for path in (ROOT / room).glob("*.py")]
+    others = "".join(path.read_text(encoding="utf-8") for path in sources)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme))
+    assert said - flags == {flag for flag in said - flags if f'"{flag}"' in others}
+    assert len(said & flags) > 10
 
 
 def test_bad_values_are_refused_with_the_remedy() -> None:
