@@ -6,7 +6,7 @@ All are frozen and hold integers; none acts. Only `Scheduler.commit` turns them 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from specdec.logprobs import TokenLogprob
@@ -62,7 +62,7 @@ class Row:
     @property
     def num_prompt_logits(self) -> int:
         """Prompt tokens of this row whose successor, a prompt token too, owes a log-probability."""
-        if not self.request.owes_prompt_logprobs:
+        if self.request.params.prompt_logprobs is None or not self.request.owes_prompt_logprobs:  # nearly always
             return 0
         first = max(self.start, len(self.request.prompt_logprobs) - 1)
         return max(min(self.end, self.request.num_prompt_tokens - 1) - first, 0)
@@ -80,7 +80,7 @@ class Row:
 
     def with_drafts(self, draft_token_ids: tuple[int, ...], source: str = "") -> Row:
         """The same row with drafts riding in it."""
-        return replace(self, draft_token_ids=draft_token_ids, source=source)
+        return Row(self.request, self.start, self.num_base, self.max_drafts, draft_token_ids, source)
 
 
 @dataclass(frozen=True, slots=True)
