@@ -8,6 +8,7 @@ method for ratios, 1967).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,17 @@ def net_value(chances: np.ndarray, extra: np.ndarray, rate: float) -> np.ndarray
     """
     gained = np.cumsum(np.cumprod(chances, axis=2), axis=2) - rate * extra[1 : chances.shape[2] + 1]
     best: np.ndarray = np.maximum(np.maximum.accumulate(gained, axis=2), 0.0).mean(axis=1)
+    return best
+
+
+def net_gain(chances: Sequence[float], extra: np.ndarray, rate: float) -> float:
+    """The same of one offer that is there: chances [K] of its drafts."""
+    best = gained = 0.0
+    reached = 1.0
+    for chance, seconds in zip(chances, extra[1 : len(chances) + 1].tolist(), strict=True):
+        reached *= chance
+        gained += reached
+        best = max(best, gained - rate * seconds)
     return best
 
 

@@ -73,7 +73,7 @@ def test_a_draft_that_knows_when_it_is_right_is_asked_where_its_average_would_no
     """One offer in four is surely right, the others surely wrong and not verified; against one that cannot tell."""
     for tells in (True, False):
         controller = policy(free_is_right=False, draft_seconds=0.0007)
-        controller.verify = ForwardCost(512, {1: 0.01, 2: 0.014, 512: 2.0})
+        controller.cost.verify = ForwardCost(512, {1: 0.01, 2: 0.014, 512: 2.0})
         for step in range(200):
             right = step % 4 == 0
             sure = ((0.99 if right else 0.01) if tells else 0.3,) * 4
