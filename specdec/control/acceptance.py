@@ -28,6 +28,7 @@ PLACE_MEMORY, OWN_MEMORY = 0.998, 0.95  # share of what is known that outlives a
 SLEEP_MEMORY = 0.98  # share of what is known of a request that outlives a step without outcome
 NUM_CASES = 16  # confidences of past offers that stand for those of the next
 SETTLED, SETTLED_EVERY = 64, 4  # after so many steps, what does without confidences learns from one in so many
+MOST_BLIND = 256  # answers without confidences that are remembered until the next outcome
 MAX_MOVE = 2.0  # of a weight in one step, in log-odds
 _SHRINK = pi / 8.0  # of MacKay's approximation
 
@@ -148,6 +149,7 @@ class Acceptance:
         self._slopes: dict[str, _Weights] = {}
         self._own: dict[str, dict[str, tuple[float, float, int]]] = {}  # request, source: mean, variance, step
         self._said: dict[str, _Said] = {}
+        self._blind: dict[tuple[str, float, float], Sequence[float]] = {}  # until the next outcome
         self._num_learned = 0
 
     def keep(self, request_ids: set[str]) -> None:
@@ -179,7 +181,13 @@ class Acceptance:
         mean, variance = self._belief(ask.request_id, ask.source, step)
         means, variances = places.mean, places.variance
         if not is_sure:
-            found = [_moderated(mean + means[j], variance + variances[j]) for j in range(depth)]
+            known = self._blind.get((ask.source, mean, variance), ())
+            if len(known) < depth:  # most requests at zero are as new as each other
+                if len(self._blind) >= MOST_BLIND:
+                    self._blind.clear()
+                known = [_moderated(mean + means[j], variance + variances[j]) for j in range(depth)]
+                self._blind[ask.source, mean, variance] = known
+            found = list(known[:depth])
         else:
             slope = self._slope(ask.source)
             tilt, doubt = slope.mean[0], slope.variance[0]
@@ -231,6 +239,7 @@ class Acceptance:
         from the one that knows more.
         """
         outcomes = [o for o in outcomes if not all(o.certain) or len(o.certain) < o.drafted]
+        self._blind.clear()
         self._num_learned += 1
         is_due = self._num_learned <= SETTLED or self._num_learned % SETTLED_EVERY == 0
         learns_blind = is_due or any(not outcome.confidences for outcome in outcomes)

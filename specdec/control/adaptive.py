@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
 from specdec.control.acceptance import Acceptance, Ask, Outcome
 from specdec.control.asking import NOBODY, Asking, best_asking, net_gain, net_value
@@ -80,6 +82,7 @@ class AdaptiveLength:
         self._slept_from = 0
         self._newest: Request | None = None
         self._kept = KeptPlan()
+        self._asking: tuple[int, Asking] | None = None
 
     # ------------------------------------------------------------------ before drafting
 
@@ -92,7 +95,7 @@ class AdaptiveLength:
             self._asked, self._offers = {}, {}
             return
         self._room, self._asked, self._lags, self._offers = {}, {}, {}, {}
-        self._kept.until = 0
+        self._kept.until, self._asking = 0, None
         decoding = [r for r in running if r.num_owed_tokens == 1]
         if not decoding:
             self._sleeps_until = 0
@@ -250,12 +253,23 @@ class AdaptiveLength:
             if self._kind == "probe":
                 asked, depth = [i for i in able if not free[i].token_ids], self.limits.num_speculative_tokens
             else:
-                asking = self._whom_to_ask(rows, able, free)
+                asking = self._asking_of(rows, able, free)
                 asked, depth = [able[r] for r in asking.rows], asking.depth
             for i in asked:
                 depths[i] = min(depth, rows[i].max_drafts)
         self._asked = {row.request.request_id: depth for row, depth in zip(rows, depths, strict=True) if depth}
         return depths
+
+    def _asking_of(self, rows: Sequence[Row], able: Sequence[int], free: Sequence[Offer]) -> Asking:
+        """Whom to ask; where nobody has a free offer, what was found a step ago serves as long as the plan does."""
+        if any(free[i].token_ids for i in able):
+            return self._whom_to_ask(rows, able, free)
+        if self._asking is None or self._asking[0] != len(able) or self.step >= self._kept.until:
+            self._asking = (len(able), self._whom_to_ask(rows, able, free))
+        asking = self._asking[1]
+        if asking.gain < 0.0:  # a probe
+            self._asking = None
+        return asking
 
     def _whom_to_ask(self, rows: Sequence[Row], able: Sequence[int], free: Sequence[Offer]) -> Asking:
         """The rows for which the model's passes pay, or a probe of them where none do."""
@@ -272,11 +286,11 @@ class AdaptiveLength:
         looks = self.sources.looks
         chances = self.acceptance.cases(names, self.sources.costly, deepest, self.step, by_confidence=looks)
         for r, own in enumerate(most):
-            chances[r, :, own:] = 0.0
+            if own < deepest:
+                chances[r, :, own:] = 0.0
         value = net_value(chances, extra, base.rate)
-        for r, own_chances in enumerate(given):
-            value[r] -= net_gain(own_chances, extra, base.rate)
-        behind = sum(max(self._lags.get(name, 1) - 2, 0) for name in names)
+        value -= np.array([net_gain(own, extra, base.rate) for own in given])[:, None]
+        behind = sum(max(self._lags.get(name, 1) - 2, 0) for name in names) if self._lags else 0
         opening = self.cost.draft.at(behind) / OPENING_STEPS
         asking = best_asking(value, self.cost.draft.span(0, size), base.rate, opening)
         if asking.gain > 0.0 or self.probes.model_is_due(self.step, -asking.gain / load.decoding):

@@ -8,6 +8,7 @@ method for ratios, 1967).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,7 +40,8 @@ def net_value(chances: np.ndarray, extra: np.ndarray, rate: float) -> np.ndarray
     rate      tokens a second of the step is worth
     """
     gained = np.cumsum(np.cumprod(chances, axis=2), axis=2) - rate * extra[1 : chances.shape[2] + 1]
-    best: np.ndarray = np.maximum(np.maximum.accumulate(gained, axis=2), 0.0).mean(axis=1)
+    np.maximum.accumulate(gained, axis=2, out=gained)
+    best: np.ndarray = np.add.reduce(np.maximum(gained, 0.0, out=gained), axis=1) / chances.shape[1]
     return best
 
 
@@ -54,13 +56,40 @@ def net_gain(chances: Sequence[float], extra: np.ndarray, rate: float) -> float:
     return best
 
 
+FEW = 96
+"""Rows times depths up to which Python's floats are quicker than arrays."""
+
+
 def best_asking(value: np.ndarray, drafting: np.ndarray, rate: float, opening: float = 0.0) -> Asking:
-    """The rows and the depth that gain most.
+    """The rows and the depth that gain most; of equals the fewest rows, and of those the least depth.
 
     value      [R, K]   tokens that drafts of up to 1..K bring a row, over what it has without the model
     drafting   [R+1]    seconds of one pass over 0..R rows
     opening    seconds of what the model must catch up with
     """
+    return (ask_few if value.size <= FEW else ask_many)(value, drafting, rate, opening)
+
+
+def ask_few(value: np.ndarray, drafting: np.ndarray, rate: float, opening: float) -> Asking:
+    """`best_asking`, one row after the other."""
+    passes = drafting.tolist()
+    best = (-math.inf, 0, 0)
+    orders: list[list[int]] = []
+    for place, own in enumerate(value.T.tolist()):
+        order = sorted(range(len(own)), key=own.__getitem__, reverse=True)  # stable, in reverse too
+        orders.append(order)
+        gained = 0.0
+        for count, row in enumerate(order, start=1):
+            gained += own[row]
+            net = gained - rate * (passes[count] * (place + 1) + opening)
+            if net > best[0] or (net == best[0] and count < best[1]):
+                best = (net, count, place)
+    net, count, place = best
+    return Asking(tuple(orders[place][:count]), place + 1, net)
+
+
+def ask_many(value: np.ndarray, drafting: np.ndarray, rate: float, opening: float) -> Asking:
+    """`best_asking`, in a few array operations."""
     order = np.argsort(-value, axis=0, kind="stable")
     gained = np.cumsum(np.take_along_axis(value, order, axis=0), axis=0)
     depths = np.arange(1, value.shape[1] + 1)
