@@ -190,9 +190,8 @@ def main(argv: Sequence[str]) -> int:
         for m in found
     ]
     print(render(["method", "rows", "step us", *VERBS, "drafts a step"], rows))
-    print(
-        f"microseconds of processor time a step; propose is the hybrid and the controller between proposers. {file.path}"
-    )
+    print("processor time; propose is the hybrid and what it asks the controller between proposers")
+    print(f"JSON lines: {file.path}")
     return 0
 
 

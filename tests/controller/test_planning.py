@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from specdec.control.planning import Costs, best_shape
+from specdec.control.asking import ask_few, ask_many, net_gain, net_value
+from specdec.control.planning import Costs, best_shape, few_shapes, many_shapes
 
 
 def best_by_force(num_rows: int, ladders: np.ndarray, costs: Costs) -> float:
@@ -71,3 +72,41 @@ def test_large_batches_are_planned() -> None:
     ladders = np.cumprod(np.array([[rng.random() for _ in range(8)] for _ in range(256)]), axis=1)
     shape = best_shape(256, ladders.tolist(), Costs(np.linspace(1, 4, 2049), np.linspace(0, 0.2, 257)))
     assert shape.num_drafts > 0
+
+
+@pytest.mark.parametrize("is_free", [True, False])
+def test_few_drafts_are_planned_as_many_are(is_free: bool) -> None:
+    """300 random cases, rows of any depth, 0 among them; both forms find the same shapes."""
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        depths = [int(depth) for depth in rng.integers(0, 7, rng.integers(1, 9))]
+        deepest = max(depths)
+        if not deepest:
+            continue
+        ladders = [np.cumprod(rng.uniform(0, 1, depth) * (rng.random() > 0.2)).tolist() for depth in depths]
+        verify = 1.0 + np.cumsum(rng.choice([0.0, 0.02, 0.3], sum(depths) + 1))
+        costs = Costs(verify, None if is_free else np.concatenate([[0.0], np.cumsum(rng.random(len(depths)))]), 0.1)
+        tried = range(deepest if is_free else 1, deepest + 1)
+        few, many = (find(len(depths), ladders, costs, tried) for find in (few_shapes, many_shapes))
+        assert [shape.depths for shape in few] == [shape.depths for shape in many]
+        for one, other in zip(few, many, strict=True):
+            assert (one.expected, one.seconds, one.rate) == pytest.approx((other.expected, other.seconds, other.rate))
+
+
+def test_few_rows_are_asked_as_many_are() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(300):
+        rows, deepest = rng.integers(1, 9, 2)
+        value = rng.uniform(-0.2, 1.0, (rows, deepest)).round(1)  # so that some are alike
+        drafting, rate = np.concatenate([[0.0], np.cumsum(rng.random(rows))]), float(rng.uniform(0.01, 1.0))
+        few, many = (find(value, drafting, rate, 0.3) for find in (ask_few, ask_many))
+        assert (few.rows, few.depth) == (many.rows, many.depth) and few.gain == pytest.approx(many.gain)
+
+
+def test_one_offer_is_worth_what_it_is_among_cases() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(100):
+        chances, extra = rng.uniform(0, 1, 6), np.concatenate([[0.0], np.cumsum(rng.uniform(0, 0.3, 6))])
+        assert net_gain(chances.tolist(), extra, 2.0) == pytest.approx(
+            net_value(chances[None, None], extra, 2.0)[0, -1]
+        )
