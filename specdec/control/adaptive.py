@@ -362,6 +362,8 @@ class AdaptiveLength:
                 confidences, certain = offer.confidences[:drafted], offer.certain[:drafted]
                 outcomes.append(Outcome(row.request.request_id, row.source, drafted, accepted, confidences, certain))
         self.acceptance.learn(outcomes, self.step)
+        if self._kind == "probe" and outcomes:
+            self.probes.found(sum(outcome.accepted for outcome in outcomes))
 
     def _record(self, batch: Batch, verdict: Verdict, load: Load, predicted: float, seconds: StepSeconds) -> StepRecord:
         rate = self._shape.rate if self._shape is not None else self._plain_rate
