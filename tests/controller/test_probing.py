@@ -35,10 +35,15 @@ def test_probes_that_find_nothing_become_rarer_until_one_finds_something() -> No
     assert probes.draft_is_due(10**6 + 2 * FEWEST_STEPS + 20, 0.1)
 
 
-def test_a_plain_step_is_tried_soon_where_the_gain_is_small_and_late_where_it_is_large() -> None:
-    """While young; twice the gain is not ten times the doubt."""
-    waits = {}
-    for loss in (0.2, 0.4, 2.0):
-        probes = Probes()
-        waits[loss] = next(step for step in range(1, 2000) if probes.plain_is_due(step, 1, loss))
-    assert waits[0.2] <= waits[0.4] < 20 and waits[2.0] > 200
+def wait_for_plain(loss: float, *, was_seen: bool) -> int:
+    """Steps until one without drafts is tried."""
+    probes = Probes()
+    if was_seen:
+        probes.saw_plain(0, 1)
+    return next(step for step in range(1, 3000) if probes.plain_is_due(step, 1, loss))
+
+
+def test_a_plain_step_that_was_seen_is_tried_late_where_the_gain_is_large() -> None:
+    """While young. What was never seen may cost less than is believed, however large the gain."""
+    assert wait_for_plain(0.4, was_seen=True) < 20 and wait_for_plain(2.0, was_seen=False) < 60
+    assert wait_for_plain(2.0, was_seen=True) > 200
