@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from evals.sim_run import SOURCE, Simulation
 from specdec.batch import Batch, Drafts, Plan, StepSeconds, Verdict
 from specdec.control.adaptive import AdaptiveLength
@@ -54,7 +52,7 @@ class Oracle:
         ladders = self._ladders(decoding, most)
         prompts = min(owed, simulation.scheduler.config.max_num_batched_tokens // 2)
         verify = self._verify(decoding, prompts, sum(most))
-        drafting = None if world.draft is None else np.array([0.0] + [world.draft(n + 1) for n in range(len(most))])
+        drafting = None if world.draft is None else [0.0] + [world.draft(n + 1) for n in range(len(most))]
         opening = 0.0
         if world.draft is not None:
             opening = world.draft(sum(max(simulation.lag(r) - 2, 0) for r in decoding)) / 32
@@ -66,12 +64,12 @@ class Oracle:
         pairs = zip(requests, most, strict=True)
         return [reached(self.simulation.served_of(request).chances(own)) for request, own in pairs]
 
-    def _verify(self, decoding: Sequence[Request], prompts: int, most: int) -> np.ndarray:
+    def _verify(self, decoding: Sequence[Request], prompts: int, most: int) -> list[float]:
         """Seconds of decoding with 0..most drafts: alone, and what drafts add beside the prompts."""
         verify, tokens = self.simulation.world.verify, len(decoding) + prompts
         keys = sum(r.num_tokens for r in decoding)
         rest = verify(len(decoding), keys, 0) - verify(tokens, keys, prompts)
-        return np.array([rest + verify(tokens + n, keys, prompts) for n in range(most + 1)])
+        return [rest + verify(tokens + n, keys, prompts) for n in range(most + 1)]
 
     def budget(self, request: Request) -> int:
         """As planned."""

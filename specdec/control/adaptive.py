@@ -32,8 +32,8 @@ ZERO_STEPS = 64  # at zero the plan is looked at again after so many steps, or w
 LOAD_FELL = 0.75
 JOIN_STEPS = 8  # or after so many, when a request has joined
 LEARN_EVERY = 16  # at zero the cost model looks at one step in so many
-KEPT_STEPS = 4  # while nobody comes or goes, a plan that leaves the depths to the offers serves so many steps
-SETTLED, SETTLED_EVERY = 64, 4  # after so many steps costs are learned from one step in so many
+KEPT_STEPS = 8  # while nobody comes or goes, a plan that leaves the depths to the offers serves so many steps
+SETTLED, SETTLED_EVERY = 32, 4  # after so many steps costs are learned from one step in so many
 OPENING_STEPS = 32  # catching up is paid back over so many steps
 
 
@@ -205,7 +205,7 @@ class AdaptiveLength:
 
     def _seconds_of(self, depths: Sequence[int], lags: Sequence[int], load: Load) -> float:
         """What a step with these depths takes, catching up in full."""
-        seconds = float(self.cost.verifying(load, sum(depths))[-1])
+        seconds = self.cost.verifying(load, sum(depths))[-1]
         if self.sources.costly is not None:
             behind = sum(lag for lag, depth in zip(lags, depths, strict=True) if depth)
             sizes = [behind, *(sum(d > j for d in depths) for j in range(1, max(depths)))]
@@ -282,7 +282,7 @@ class AdaptiveLength:
         verify = self.cost.verifying(load, 2 * size * deepest)
         base = best_shape(load.decoding, [reached(own) for own in given], Costs(verify))
         beside = verify[base.num_drafts :][: size * deepest + 1 : size]
-        extra = (beside - beside[0]) / size
+        extra = [(seconds - beside[0]) / size for seconds in beside]
         looks = self.sources.looks
         chances = self.acceptance.cases(names, self.sources.costly, deepest, self.step, by_confidence=looks)
         for r, own in enumerate(most):
@@ -323,7 +323,7 @@ class AdaptiveLength:
         """Drafts of each offer that pay for their verification; what drafting took is spent already."""
         load = Load.of(plan.rows)
         spent = self.cost.passes(pass_sizes(plan.rows, self._asked, self._lags)) + self.cost.overhead
-        verify = self.cost.verifying(load, sum(map(len, ladders))) + spent
+        verify = self.cost.verifying(load, sum(map(len, ladders)), spent)
         return best_shape(load.decoding, ladders, Costs(verify)).depths
 
     # ------------------------------------------------------------------ afterwards

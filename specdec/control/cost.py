@@ -71,7 +71,7 @@ class ForwardCost:
         self._seen: set[int] = set()
         self._runs: dict[int, int] = {}
         self._sizes = np.arange(self.grid[-1] + 1)
-        self._curve: np.ndarray | None = None
+        self._curve: list[float] | None = None
         self.num_observed = 0
 
     # ------------------------------------------------------------------ reading
@@ -85,14 +85,14 @@ class ForwardCost:
         """Seconds of a forward of so many tokens, all scored, with no context; 0 for none."""
         curve = self._curve if self._curve is not None else self._draw()
         last = len(curve) - 1
-        return float(curve[tokens]) if tokens <= last else float(curve[last]) * tokens / last
+        return curve[tokens] if tokens <= last else curve[last] * tokens / last
 
-    def span(self, first: int, last: int) -> np.ndarray:
+    def span(self, first: int, last: int) -> list[float]:
         """The same for first..last tokens."""
         curve = self._curve if self._curve is not None else self._draw()
         if last < len(curve):
             return curve[first : last + 1]
-        return np.array([self.at(n) for n in range(first, last + 1)])
+        return [self.at(n) for n in range(first, last + 1)]
 
     def seconds(self, tokens: int, keys: int = 0, prompts: int = 0) -> float:
         """The same with `keys` cached tokens read and `prompts` of the tokens not scored."""
@@ -106,14 +106,15 @@ class ForwardCost:
         i = min(max(bisect.bisect_right(grid, tokens) - 1, 0), len(grid) - 2)
         return i, min(max((tokens - grid[i]) / (grid[i + 1] - grid[i]), 0.0), 1.0)
 
-    def _draw(self) -> np.ndarray:
+    def _draw(self) -> list[float]:
         """The curve, made monotone on the grid from both sides so that noise neither lifts nor lowers it."""
         raw = self._seed * np.exp(self._state[_FIRST:] + self._state[_SCALE])
         up = np.maximum.accumulate(raw)
         down = np.minimum.accumulate(raw[::-1])[::-1]
-        self._curve = np.interp(self._sizes, self.grid, (up + down) / 2)
-        self._curve[0] = 0.0
-        return self._curve
+        curve: list[float] = np.interp(self._sizes, self.grid, (up + down) / 2).tolist()
+        curve[0] = 0.0
+        self._curve = curve
+        return curve
 
     # ------------------------------------------------------------------ learning
 

@@ -49,8 +49,8 @@ class Costs:
     opening            what any drafting costs once (tokens the draft lacks)
     """
 
-    verify: np.ndarray
-    drafting: np.ndarray | None = None
+    verify: Sequence[float]
+    drafting: Sequence[float] | None = None
     opening: float = 0.0
 
 
@@ -72,7 +72,7 @@ def best_shape(num_rows: int, ladders: Ladders, costs: Costs) -> Shape:
 def shapes_by_depth(num_rows: int, ladders: Ladders, costs: Costs) -> list[Shape]:
     """The best shape of every maximum depth, from 0 on; where drafting is free only of 0 and the deepest."""
     deepest = max(map(len, ladders), default=0)
-    plain = float(costs.verify[0])
+    plain = costs.verify[0]
     shapes = [Shape((0,) * len(ladders), 0.0, plain, num_rows / plain)]
     depths = range(deepest, deepest + 1) if costs.drafting is None else range(1, deepest + 1)
     found = few_shapes if len(ladders) * deepest * len(depths) <= FEW else many_shapes
@@ -83,23 +83,18 @@ def few_shapes(num_rows: int, ladders: Ladders, costs: Costs, depths: range) -> 
     """The best shape of each of these depths, one draft after the other; none where no draft can be right."""
     drafts = [(s, row, place) for row, own in enumerate(ladders) for place, s in enumerate(own) if s > 0.0]
     drafts.sort(key=_surest)  # stable: of equal chances the shallower draft comes first
-    verify = costs.verify.tolist()
-    return [_few_to(num_rows, len(ladders), drafts, (verify, costs), depth) for depth in depths] if drafts else []
+    return [_few_to(num_rows, len(ladders), drafts, costs, depth) for depth in depths] if drafts else []
 
 
 def _surest(draft: tuple[float, int, int]) -> float:
     return -draft[0]
 
 
-def _few_to(
-    num_rows: int, size: int, drafts: Sequence[tuple[float, int, int]], priced: tuple[list[float], Costs], depth: int
-) -> Shape:
+def _few_to(num_rows: int, size: int, drafts: Sequence[tuple[float, int, int]], costs: Costs, depth: int) -> Shape:
     """The best prefix of the drafts that are no deeper than this."""
-    verify, costs = priced
-    passes, drafting = [0] * depth, [0.0]
-    if costs.drafting is not None:
-        drafting = costs.drafting.tolist()
-    spent = costs.opening + depth * drafting[0]
+    verify, drafting, passes, spent = costs.verify, costs.drafting, [0] * depth, costs.opening
+    if drafting is not None:
+        spent += depth * drafting[0]
     expected, taken, best = 0.0, 0, (-1.0, 0.0, 0.0, 0)
     rows: list[int] = []
     for s, row, place in drafts:
@@ -108,7 +103,7 @@ def _few_to(
         expected += s
         taken += 1
         rows.append(row)
-        if costs.drafting is not None:
+        if drafting is not None:
             spent += drafting[passes[place] + 1] - drafting[passes[place]]
             passes[place] += 1
         seconds = verify[taken] + spent
@@ -125,7 +120,7 @@ def _few_to(
 def many_shapes(num_rows: int, ladders: Ladders, costs: Costs, depths: range) -> list[Shape]:
     """The same as `few_shapes`, for many drafts, in a few array operations."""
     rows, deepest = len(ladders), depths[-1]
-    verify, chance = costs.verify, np.zeros(rows * deepest)
+    verify, chance = np.array(costs.verify), np.zeros(rows * deepest)
     for r, own in enumerate(ladders):
         chance[r * deepest : r * deepest + len(own)] = own
     order = np.argsort(-chance, kind="stable")
@@ -139,7 +134,7 @@ def many_shapes(num_rows: int, ladders: Ladders, costs: Costs, depths: range) ->
     seconds = verify[taken] + costs.opening
     if costs.drafting is not None:
         passed = np.cumsum(place[None, :] == np.arange(deepest)[:, None], axis=1)  # [K, N] rows in each pass
-        seconds = seconds + np.cumsum(costs.drafting[passed], axis=0)
+        seconds = seconds + np.cumsum(np.array(costs.drafting)[passed], axis=0)
     rates = np.where(is_in, (num_rows + expected) / seconds, -1.0)
     shapes = []
     for d, n in enumerate(rates.argmax(axis=1)):

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from specdec.batch import Row, StepSeconds
 from specdec.control.cost import ForwardCost
 from specdec.control.load import Load
@@ -55,11 +53,16 @@ class StepCost:
         """What the host takes more in a step that may draft than in one that may not, models not counted."""
         return self.looking.value + max(self._host_on.value - self._host_off.value, 0.0)
 
-    def verifying(self, load: Load, most: int) -> np.ndarray:
-        """Of decoding with 0..most drafts, what follows included, [most + 1]."""
-        return load.verifying(self.verify, most) + self.follow.value
+    def verifying(self, load: Load, most: int, spent: float = 0.0) -> list[float]:
+        """Of decoding with 0..most drafts, [most + 1]: alone, and what drafts add beside the prompts.
 
-    def drafting(self, rows: int) -> np.ndarray | None:
+        What follows is included, and what is `spent` already.
+        """
+        base = load.decoding + load.prompts
+        rest = self.verify.seconds(load.decoding, load.keys) - self.verify.at(base) + self.follow.value + spent
+        return [seconds + rest for seconds in self.verify.span(base, base + most)]
+
+    def drafting(self, rows: int) -> list[float] | None:
         """Of one pass over 0..rows rows; None where drafting is free."""
         return None if self.draft is None else self.draft.span(0, rows)
 
