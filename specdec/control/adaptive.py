@@ -33,7 +33,7 @@ LOAD_FELL = 0.75
 JOIN_STEPS = 8  # or after so many, when a request has joined
 LEARN_EVERY = 16  # at zero the cost model looks at one step in so many
 KEPT_STEPS = 8  # while nobody comes or goes, a plan that leaves the depths to the offers serves so many steps
-SETTLED, SETTLED_EVERY = 32, 4  # after so many steps costs are learned from one step in so many
+SETTLED, SETTLED_EVERY = 16, 8  # after so many steps costs are learned from one step in so many
 OPENING_STEPS = 32  # catching up is paid back over so many steps
 
 
