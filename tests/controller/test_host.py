@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from evals import controller_cost, results
 from evals.sim_run import SOURCE
 from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
+from specdec.control.acceptance import Acceptance, Outcome
 from specdec.control.adaptive import AdaptiveLength
+from specdec.control.beliefs import Beliefs, Heard
 from specdec.control.cost import ForwardCost
 from specdec.control.load import Sources
 from specdec.control.step_cost import Average
@@ -93,3 +98,41 @@ def test_the_engine_tells_what_its_controller_and_what_follows_the_verdict_took(
     for seconds in listener.heard:
         assert 0.0 < seconds.host < 0.05 and 0.0 < seconds.follow < 0.05
         assert seconds.verify > seconds.follow
+
+
+def test_what_is_remembered_of_an_offer_is_what_would_be_said_anew() -> None:
+    """Two requests share an offer; rows leave less room later, then more; a step later it is asked again."""
+    acceptance = Acceptance()
+    for step in range(30):
+        acceptance.learn([Outcome("a", SOURCE, 4, 4, (0.8,) * 4), Outcome("b", SOURCE, 4, 0, (0.8,) * 4)], step)
+    offer, beliefs = Offer((1,) * 6, SOURCE, (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)), Beliefs(acceptance, looks=True)
+    for step in (31, 32):
+        for name in "abab":
+            for room in (4, 2, 6, 3):
+                row = Row(decoding(name), 9, 1, room)
+                fresh = Beliefs(acceptance, looks=True).of(row, offer, step)
+                assert beliefs.of(row, offer, step) == fresh and len(fresh) == room
+                expected = sum(math.prod(fresh[: j + 1]) for j in range(room))
+                assert beliefs.expected(row, offer, step) == pytest.approx(expected)
+        acceptance.learn([Outcome("a", SOURCE, 1, 0, (0.8,))], step)
+
+
+def test_how_often_a_request_is_offered_something_is_learned_for_each() -> None:
+    heard, row = Heard(), Row(decoding("often"), 9, 1, 3)
+    assert heard.share("new") == 1.0
+    for step in range(40):
+        rows = [row, Row(decoding("seldom"), 9, 1, 3), Row(decoding("no room"), 9, 1, 0)]
+        heard.note(rows, [Offer((1,), SOURCE), Offer((1,), SOURCE) if step % 10 == 0 else NO_OFFER, NO_OFFER])
+    assert heard.share("often") > 0.8 and heard.share("seldom") < 0.35
+    assert 0.4 < heard.share("no room") < 0.7  # as all others
+    heard.forget("often")
+    assert heard.share("often") == heard.share("new")
+
+
+def test_the_eval_of_the_controllers_cost_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "cost.jsonl"
+    assert controller_cost.main(["--rows", "1,3", "--steps", "20", "--out", str(out)]) == 0
+    found = list(results.read(out))
+    assert [(one["method"], one["rows"]) for one in found] == [(m, r) for m in controller_cost.METHODS for r in (1, 3)]
+    assert all(0 < one["by_verb"]["prepare"] < one["total"] < 1e5 and one["drafts"] > 0 for one in found)
+    assert "observe" in capsys.readouterr().out
