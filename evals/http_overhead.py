@@ -32,6 +32,7 @@ from evals.workloads import Prompt
 from specdec import LLM, SpeculativeConfig, SpeculativeParams
 from specdec.async_engine import AsyncEngine
 from specdec.server.app import create_app
+from specdec.server.wire import wire_config
 
 KIND = "serving.overhead"
 HOST = "127.0.0.1"
@@ -74,9 +75,7 @@ def in_process(llm: LLM, jobs: Sequence[Job]) -> Measured:
 
 def over_http(llm: LLM, jobs: Sequence[Job]) -> Measured:
     """Serve the same engine over loopback, as `serve.py` would."""
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(AsyncEngine(llm.engine), "measured"), HOST, 0, log_config=None, access_log=False)
-    )
+    server = uvicorn.Server(wire_config(create_app(AsyncEngine(llm.engine), "measured"), HOST, 0))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

@@ -167,8 +167,8 @@ class AsyncEngine:
 
     @property
     def is_alive(self) -> bool:
-        """True while requests are taken."""
-        return self._end is None
+        """True while requests are taken; false before anybody hears of the fault that killed the engine."""
+        return self._end is None and not self.engine.is_dead
 
     def start(self) -> None:
         """Start the thread, from inside the event loop it shall report to; `submit` does so by itself."""

@@ -62,7 +62,7 @@ class Row:
     @property
     def num_prompt_logits(self) -> int:
         """Prompt tokens of this row whose successor, a prompt token too, owes a log-probability."""
-        if not self.request.owes_prompt_logprobs:
+        if self.request.params.prompt_logprobs is None or not self.request.owes_prompt_logprobs:  # nearly always
             return 0
         first = max(self.start, len(self.request.prompt_logprobs) - 1)
         return max(min(self.end, self.request.num_prompt_tokens - 1) - first, 0)

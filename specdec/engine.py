@@ -160,7 +160,14 @@ class Engine:
         pool = self.scheduler.pool
         capacity = pool.num_blocks * pool.block_size
         in_pool = capacity + 1 - num_prompt
-        wanted = min(room, max_tokens if max_tokens is not None else room)
+        wanted = room if max_tokens is None else max_tokens
+        if wanted > room:
+            raise ContextLengthError(
+                f"prompt has {num_prompt} tokens and max_tokens is {max_tokens}; the model length is "
+                f"{self.max_model_len} tokens for both together, so max_tokens may be at most {room} here (without "
+                "it, None, the output may be as long as fits)",
+                param="max_tokens",
+            )
         if in_pool < (wanted if max_tokens is not None else 1):
             raise ContextLengthError(
                 f"prompt has {num_prompt} tokens and max_tokens is {max_tokens}; the cache holds {capacity} tokens "

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections import Counter as Tally
+from collections import Counter as Counts
 from collections.abc import Callable
 from typing import ParamSpec
 
 import torch
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
 
 from specdec.async_engine import StepReport
 from specdec.engine import Engine
+from specdec.tallies import Tally
 
 logger = logging.getLogger("specdec")
 P = ParamSpec("P")
@@ -49,7 +50,7 @@ class Metrics:
     def __init__(self, engine: Engine) -> None:
         self.registry = CollectorRegistry()
         self._engine = engine
-        self._seen: Tally[str] = Tally()
+        self._seen: Counts[str] = Counts()
         self._add_speculation()
         self._add_cache_and_queues()
         self._add_requests()
@@ -60,8 +61,10 @@ class Metrics:
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"specdec:{name}", text, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
-        return Histogram(f"specdec:{name}", text, registry=self.registry, buckets=buckets)
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...] = _SECONDS) -> Tally:
+        tally = Tally(f"specdec:{name}", text, bounds)
+        self.registry.register(tally)
+        return tally
 
     def _add_speculation(self) -> None:
         self.num_drafts = self._counter("spec_decode_num_drafts", "Rows that carried drafts")
@@ -122,7 +125,7 @@ class Metrics:
         self.num_drafts.inc(len(drafted))
         self.num_draft_tokens.inc(sum(gain.num_drafted for gain in drafted))
         self.num_accepted_tokens.inc(sum(gain.num_accepted for gain in drafted))
-        places = Tally(place for gain in drafted for place in range(gain.num_accepted))
+        places = Counts(place for gain in drafted for place in range(gain.num_accepted))
         for place, count in places.items():
             self.num_accepted_per_pos.labels(place).inc(count)
         for source in {gain.source for gain in drafted}:

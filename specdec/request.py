@@ -235,6 +235,9 @@ class Request:
         The order of events at one token: EOS or stop id, stop string, the end of the grammar, length. A stop id comes
         before min_tokens only where a grammar leaves nothing else; then it is a token like others.
         """
+        if self._only_grows(token_ids):
+            self.token_ids += token_ids
+            return len(token_ids)
         for kept, token_id in enumerate(token_ids, start=1):
             self.token_ids.append(token_id)
             if self.counts is not None:
@@ -252,6 +255,13 @@ class Request:
             if self.finish_reason is not None:
                 return kept
         return len(token_ids)
+
+    def _only_grows(self, token_ids: list[int]) -> bool:
+        """True where no event can come in these tokens and nothing counts them: nearly always."""
+        if self.counts is not None or self.grammar is not None or self.stop_matcher is not None:
+            return False
+        room = self.max_output_tokens - self.num_output_tokens
+        return len(token_ids) < room and self.stop_token_ids.isdisjoint(token_ids)
 
     def forget_cache(self) -> None:
         """Start over without blocks; tokens, noise position and stop state stay (preemption)."""

@@ -23,6 +23,7 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_REPETITION_PENALTY = 100.0
 MAX_BAD_WORDS = 1024
+MAX_BIAS = 100.0
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 _MAX_ID = 2**31 - 1
 
@@ -66,7 +67,12 @@ def _boolean(param: str, value: object) -> bool:
 def _ids(param: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)):
         raise _fail(param, value, "a list of token ids")
-    return tuple(_integer(param, i, 0, _MAX_ID) for i in value)
+    for i in value:
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i <= _MAX_ID:
+            raise InvalidRequestError(
+                f"{param} holds {shown(i)}; token ids must be integers from 0 to {_MAX_ID}", param=param
+            )
+    return tuple(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +102,7 @@ class SamplingParams:
     top_p                keep the likeliest tokens whose mass reaches top_p
     min_p                keep tokens at least min_p times as likely as the likeliest
     seed                 None: drawn freshly for every request
-    max_tokens           None: as many as the model length and the cache allow
+    max_tokens           None: as many as the model length and the cache allow; more than those is refused
     min_tokens           nothing ends the output before it has this many tokens
     stop                 strings that end the output and are cut from it
     repetition_penalty   above 1: tokens of prompt and output become less likely; 1: off
@@ -174,9 +180,10 @@ class SamplingParams:
         self._set("logit_bias", self._checked_bias())
         self._set("bad_words", self._checked_bad_words())
         if self.allowed_token_ids is not None:
-            self._set("allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids))
-            if not self.allowed_token_ids:
+            token_ids = _ids("allowed_token_ids", self.allowed_token_ids)
+            if not token_ids:
                 raise _fail("allowed_token_ids", self.allowed_token_ids, "a list of at least one token id")
+            self._set("allowed_token_ids", token_ids)
 
     def _check_limits(self) -> None:
         if self.min_tokens is not None:
@@ -193,11 +200,22 @@ class SamplingParams:
         """Keys may be strings of digits, as they must be in JSON."""
         bias = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping):
-            raise _fail("logit_bias", bias, "an object from token id to a number from -100 to 100")
+            raise _fail("logit_bias", bias, f"an object from token id to a number from {-MAX_BIAS:g} to {MAX_BIAS:g}")
         checked = {}
         for key, value in bias.items():
             token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 12 else key
-            checked[_integer("logit_bias", token_id, 0, _MAX_ID)] = _number("logit_bias", value, -100.0, 100.0)
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id <= _MAX_ID:
+                raise InvalidRequestError(
+                    f"logit_bias holds the key {shown(key)}; keys must be token ids, integers from 0 to {_MAX_ID}",
+                    param="logit_bias",
+                )
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not -MAX_BIAS <= value <= MAX_BIAS:
+                raise InvalidRequestError(
+                    f"logit_bias holds {shown(value)} for token id {token_id}; it must be a finite number from "
+                    f"{-MAX_BIAS:g} to {MAX_BIAS:g}",
+                    param="logit_bias",
+                )
+            checked[token_id] = float(value)
         return checked
 
     def _checked_bad_words(self) -> tuple[str, ...]:

@@ -156,7 +156,7 @@ class Scheduler:
         decoding: list[Request] = []
         preempted: list[Request] = []
         for request in list(self.running):
-            if request.num_owed_tokens > 1 or request in preempted:  # a prompt, or a victim of this very loop
+            if request.num_owed_tokens > 1 or (preempted and request in preempted):  # a prompt, or this loop's victim
                 continue
             while not self._reserve(request, request.num_tokens):
                 victim = self.running[-1]
@@ -171,10 +171,11 @@ class Scheduler:
     def _reserve(self, request: Request, num_tokens: int) -> bool:
         """Extend the block table to hold `num_tokens`; False when the pool cannot."""
         missing = self.pool.blocks_for(num_tokens) - len(request.block_table)
+        if missing <= 0:
+            return True
         if missing > self.pool.num_free_blocks:
             return False
-        if missing > 0:
-            request.block_table += self.pool.allocate(missing)
+        request.block_table += self.pool.allocate(missing)
         return True
 
     def _row(self, request: Request, num_base: int, num_drafts: int) -> Row:
@@ -264,11 +265,9 @@ class Scheduler:
 
     def commit(self, batch: Batch, verdict: Verdict) -> list[Emitted]:
         """Make a step real: keep verified tokens, forget rejected ones, free what is done."""
-        emitted = []
-        for index, row in enumerate(batch):
-            row.request.prompt_logprobs += verdict.prompt_logprobs_of(index)
-            emitted.append(self._commit_row(row, verdict, index))
-        return emitted
+        for row, prompt_logprobs in zip(batch, verdict.prompt_logprobs, strict=False):  # none where none are owed
+            row.request.prompt_logprobs += prompt_logprobs
+        return [self._commit_row(row, verdict, index) for index, row in enumerate(batch)]
 
     def _commit_row(self, row: Row, verdict: Verdict, index: int) -> Emitted:
         request, token_ids = row.request, verdict.token_ids[index]
@@ -287,8 +286,7 @@ class Scheduler:
             request.error, request.finish_reason = _why(request), FinishReason.ERROR
         if not is_failed:  # keys next to scores that failed are not to be shared
             self._register(request)
-        if request.is_finished:
-            assert request.finish_reason is not None
+        if request.finish_reason is not None:
             self._finish(request, request.finish_reason)
         else:
             keep = self.pool.blocks_for(request.num_tokens)

@@ -5,6 +5,7 @@ It knows one tokenizer; it knows no models, queues or protocols.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ class Tokenizer:
     def __init__(self, tokenizer: Any) -> None:
         self.inner = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.decode_one = functools.lru_cache(2**16)(self._decode_one)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, param: str = "prompt") -> list[int]:
         """Token ids of a text, which `param` names should it be none."""
@@ -45,6 +47,9 @@ class Tokenizer:
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+    def _decode_one(self, token_id: int, skip_special_tokens: bool) -> str:
+        return self.decode([token_id], skip_special_tokens=skip_special_tokens)
 
     @property
     def chat_template(self) -> str:
@@ -119,6 +124,8 @@ class Detokenizer:
         return new
 
     def _decode(self, ids: list[int]) -> str:
+        if len(ids) == 1:  # every token is once the only one known, and few make up most texts
+            return self._tokenizer.decode_one(ids[0], self._skip)
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip) if ids else ""
 
 

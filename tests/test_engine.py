@@ -228,7 +228,13 @@ def test_the_model_length_is_a_limit_for_prompt_and_output_together(toy: str) ->
             made.generate([[1] * length], specdec.SamplingParams(max_tokens=1))
     assert len(ids(made, [[1] * 31], max_tokens=1)[0]) == 1
     for length in (20, 29, 30, 31):  # n-gram drafts never run past the end
-        assert len(ids(made, [[1] * length], max_tokens=100, ignore_eos=True)[0]) == 32 - length
+        for most in (None, 32 - length):
+            assert len(ids(made, [[1] * length], max_tokens=most, ignore_eos=True)[0]) == 32 - length
+        with pytest.raises(
+            specdec.ContextLengthError, match=rf"prompt has {length} tokens and max_tokens is 33; .* 32"
+        ) as e:
+            made.generate([[1] * length], specdec.SamplingParams(max_tokens=33))
+        assert e.value.param == "max_tokens" and f"at most {32 - length} here" in str(e.value)
 
 
 def test_a_draft_with_a_shorter_length_falls_silent_behind_it(toy: str, tmp_path: Path) -> None:

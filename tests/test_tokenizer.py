@@ -29,6 +29,17 @@ def test_pieces_are_whole_characters_and_add_up(text: str) -> None:
     assert "".join(pieces) + detokenizer.flush() == detokenizer.text == text
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_tokens_remembered_one_by_one_are_decoded_as_ever(skip: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of single tokens changes no piece: with it, without it, and with specials skipped or not."""
+    chance = random.Random(7)
+    ids = [chance.choice([*range(256), 256, 257, 0xC3, 0xA9]) for _ in range(500)]
+    tokenizer = Tokenizer(byte_tokenizer())
+    remembered = list(map(Detokenizer(tokenizer, skip_special_tokens=skip).push, ids))
+    monkeypatch.setattr(tokenizer, "decode_one", tokenizer._decode_one)
+    assert remembered == list(map(Detokenizer(tokenizer, skip_special_tokens=skip).push, ids))
+
+
 def test_half_a_character_at_the_end_is_shown_once() -> None:
     ids = TOKENIZER.encode("a\U0001f600", add_special_tokens=False)[:-1]
     detokenizer = Detokenizer(TOKENIZER)

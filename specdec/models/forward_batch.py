@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.staging import to_device
@@ -91,14 +93,17 @@ class ForwardBatch:
         )
 
 
-def _slots(table: Sequence[int], start: int, end: int, block_size: int) -> list[int]:
+def _slots(table: Sequence[int], start: int, end: int, block_size: int) -> Sequence[int]:
     """Where the keys of positions start .. end - 1 go."""
-    if end == start + 1:
-        return [table[start // block_size] * block_size + start % block_size]
+    index, offset = divmod(start, block_size)
+    first = table[index] * block_size + offset
+    if offset + end - start <= block_size:  # nearly always: a decoding row with its drafts
+        return range(first, first + end - start)
     return [table[p // block_size] * block_size + p % block_size for p in range(start, end)]
 
 
 def _put(lists: Sequence[list[int]], dtype: type, device: torch.device) -> tuple[Tensor, ...]:
     """The lists as tensors that share one copy to the device."""
-    together = to_device(np.array([number for numbers in lists for number in numbers], dtype), device)
-    return together.split_with_sizes([len(numbers) for numbers in lists])
+    sizes = [len(numbers) for numbers in lists]
+    together: NDArray[np.generic] = np.fromiter(chain.from_iterable(lists), dtype, sum(sizes))
+    return to_device(together, device).split_with_sizes(sizes)

@@ -30,10 +30,9 @@ class _Index:
 
     def extend(self, tokens: list[int]) -> None:
         """Index every n-gram that ends before the last token."""
-        for end in range(max(self.num_indexed, 1), len(tokens)):
-            for n in self.sizes:
-                if n <= end:
-                    self.ends[n][tuple(tokens[end - n : end])] = end
+        for n, ends in self.ends.items():
+            for end in range(max(self.num_indexed, n), len(tokens)):
+                ends[tuple(tokens[end - n : end])] = end
         self.num_indexed = len(tokens)
 
     def lookup(self, tokens: list[int], most: int) -> tuple[tuple[int, ...], int]:
@@ -49,6 +48,8 @@ class _Index:
 def _continue(tokens: list[int], start: int, most: int) -> tuple[int, ...]:
     """`most` tokens from `start`; where the text ends the match repeats itself, so the offer does too."""
     period = len(tokens) - start
+    if most <= period:
+        return tuple(tokens[start : start + most])
     return tuple(tokens[start + i % period] for i in range(most))
 
 

@@ -11,7 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec.request import Request
+from specdec.sampling_params import SamplingParams
 from specdec.token_counts import Ints
+
+
+def is_plain(request: Request) -> bool:
+    """True where scores are scaled and no more, at every position, and nothing is to be told of them."""
+    params, rules = request.params, request.rules
+    if request.grammar is not None or rules.always_edits or rules.min_tokens or params.logprobs is not None:
+        return False
+    return params.is_greedy or not filters(params)
+
+
+def filters(params: SamplingParams) -> bool:
+    """True where min_p, top_k or top_p may remove tokens."""
+    return params.top_k > 0 or params.top_p < 1.0 or bool(params.min_p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +49,7 @@ class Choice:
     def is_filtered(self) -> bool:
         """True where min_p, top_k or top_p remove tokens."""
         params = self.request.params
-        return not params.is_greedy and (params.top_k > 0 or params.top_p < 1.0 or bool(params.min_p))
+        return not params.is_greedy and filters(params)
 
     def grammar_mask(self) -> NDArray[np.uint8]:
         """What the request's grammar allows here, one bit a token id."""

@@ -29,10 +29,10 @@ class Guide:
 
     def budget(self, request: Request, most: int) -> int:
         """Room for drafts where a controller wants `most`: as much as the forced tokens need, if that is more."""
-        limit = self._limit(request)
-        if request.grammar is None or not limit:
+        if request.grammar is None:
             return most
-        return max(most, min(len(request.grammar.forced()), limit))
+        limit = self._limit(request)
+        return max(most, min(len(request.grammar.forced()), limit)) if limit else most
 
     def _limit(self, request: Request) -> int:
         """Most forced tokens of this request in a step; its own limit on drafts counts them too."""

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from specdec.kernels.accept import accept, noise_of, sample, sample_host, uses_native, uses_triton
 from specdec.kernels.nucleus import nucleus
-from specdec.sampling.choice import Choice
+from specdec.request import Request
+from specdec.sampling.choice import Choice, is_plain
 from specdec.sampling.filters import Limits, Shortlist, keep, mask, shortlist
 from specdec.sampling.processors import edit
 from specdec.staging import read, to_device
@@ -43,6 +44,26 @@ def choose(logits: Tensor, choices: Sequence[Choice]) -> tuple[list[int], list[b
         temperatures = [choice.request.params.temperature for choice in choices]
         return sample_host(logits, *_streams(choices), temperatures)
     return _choose_any(logits, choices)
+
+
+def choose_plain(logits: Tensor, rows: Sequence[tuple[Request, int]]) -> tuple[list[int], list[bool]] | None:
+    """As `choose`, for rows that only scale their scores, without a value for each of them.
+
+    rows      each request and how many of the next rows of scores are its own, at successive output positions
+    returns   as `choose`; None where a row asks for more, or the device has a way of its own
+    """
+    if not uses_native(logits) or not all(is_plain(request) for request, _ in rows):
+        return None
+    seeds: list[int] = []
+    positions: list[int] = []
+    temperatures: list[float] = []
+    for request, size in rows:
+        first = request.num_output_tokens
+        seeds += [request.noise_seed] * size
+        positions += range(first, first + size)
+        temperatures += [request.params.temperature] * size
+    assert len(seeds) == logits.shape[0]
+    return sample_host(logits, seeds, positions, temperatures) if seeds else ([], [])
 
 
 @torch.inference_mode()

@@ -6,7 +6,7 @@ output is plain seeded sampling whatever was proposed. It knows batches and scor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import torch
@@ -17,7 +17,9 @@ from specdec.logprobs import TokenLogprob
 from specdec.sampling.choice import Choice
 from specdec.sampling.logprobs import describe, describe_chosen
 from specdec.sampling.rejection import Case, judge
-from specdec.sampling.sampler import can_judge_on_device, choose, judge_on_device
+from specdec.sampling.sampler import can_judge_on_device, choose, choose_plain, judge_on_device
+
+_NONE: Mapping[int, tuple[int, ...]] = {}
 
 
 def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdict:
@@ -27,6 +29,10 @@ def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdic
     drafts   the offers the rows' drafts come from; where they tell the law of their draws, rejection judges
     """
     prompt_logprobs, logits = _judge_prompts(batch, logits)
+    if drafts is None or all(offer.laws is None for offer in drafts):
+        found = choose_plain(logits, [(row.request, row.num_choices) for row in batch])
+        if found is not None:
+            return Verdict(*_kept(batch, *found), (), prompt_logprobs)
     choices: list[Choice] = []
     places: list[int] = []
     for row in batch:
@@ -38,15 +44,28 @@ def verify(batch: Batch, logits: Tensor, drafts: Drafts | None = None) -> Verdic
         return Verdict(done, (False,) * len(batch), _logprobs(batch, logits, choices, done, places), prompt_logprobs)
     chosen, is_finite = choose(logits, choices)
     kept = dict(zip(judged, judge(list(judged.values()), logits, choices), strict=True)) if judged else {}
+    token_ids, failed = _kept(batch, chosen, is_finite, kept)
+    return Verdict(token_ids, failed, _logprobs(batch, logits, choices, token_ids, places), prompt_logprobs)
+
+
+def _kept(
+    batch: Batch, chosen: list[int], is_finite: list[bool], judged: Mapping[int, tuple[int, ...]] = _NONE
+) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
+    """What every row keeps of the tokens chosen for it, and whether its scores failed behind them.
+
+    judged   rows whose drafts were judged otherwise, by number
+    """
     token_ids: list[tuple[int, ...]] = []
     failed: list[bool] = []
-    for index, (row, place, end) in enumerate(zip(batch, places, [*places[1:], len(choices)], strict=True)):
-        agreed = kept[index] if index in kept else _agreed(row, chosen[place:end])
-        sound = _num_sound(is_finite[place : place + len(agreed)])
+    is_sound, place = all(is_finite), 0
+    for index, row in enumerate(batch):
+        end = place + row.num_choices
+        agreed = judged[index] if index in judged else _agreed(row, chosen[place:end])
+        sound = len(agreed) if is_sound else _num_sound(is_finite[place : place + len(agreed)])
         token_ids.append(agreed[:sound])
         failed.append(sound < len(agreed))
-    logprobs = _logprobs(batch, logits, choices, token_ids, places)
-    return Verdict(tuple(token_ids), tuple(failed), logprobs, prompt_logprobs)
+        place = end
+    return tuple(token_ids), tuple(failed)
 
 
 def _num_sound(is_finite: list[bool]) -> int:
@@ -110,6 +129,8 @@ def _logprobs(
 
 def _judge_prompts(batch: Batch, logits: Tensor) -> tuple[tuple[tuple[TokenLogprob, ...], ...], Tensor]:
     """Reports on prompt tokens, and the logits of the rows that choose."""
+    if all(row.request.params.prompt_logprobs is None for row in batch):  # nearly always
+        return (), logits
     sizes = [row.num_prompt_logits for row in batch]
     if not any(sizes):
         return (), logits

@@ -19,9 +19,10 @@ from fastapi import FastAPI
 
 from specdec import __version__
 from specdec.errors import SpecdecError
-from specdec.server.flags import model_name, parse_config, parse_flags, parse_options
+from specdec.server.flags import model_name, parse_config, parse_flags, parse_options, unknown_variables
 from specdec.server.options import ServerOptions
 from specdec.server.startup import LoadingApp
+from specdec.server.wire import wire_config
 from specdec.threads import prepare_environment
 
 if TYPE_CHECKING:
@@ -87,9 +88,7 @@ class DrainingServer(uvicorn.Server):
 def make_server(load: Callable[[], FastAPI], options: ServerOptions, host: str, port: int) -> DrainingServer:
     """The server of the app that `load` makes (see `create_app`); it listens before that is done."""
     app = LoadingApp(load)
-    config = uvicorn.Config(
-        app, host=host, port=port, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=2
-    )
+    config = wire_config(app, host, port, timeout_graceful_shutdown=2)
     return DrainingServer(config, app, options.drain_timeout_seconds)
 
 
@@ -102,6 +101,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         options, name = parse_options(args), model_name(args)
     except SpecdecError as error:
         raise SystemExit(f"specdec-serve: {error}") from error
+    for variable in unknown_variables(os.environ):
+        logger.warning("the variable %s is no flag of this server and changes nothing; --help lists them", variable)
     _summarise(name, args.draft, options)
 
     def load() -> FastAPI:

@@ -28,7 +28,16 @@ _OPTION_FLAGS = (
     "max_body_bytes", "body_timeout_seconds", "max_waiting", "max_requests_per_key", "log_prompts",
     "request_timeout_seconds", "drain_timeout_seconds", "max_queue_delay_ms",
 )  # fmt: skip
+OTHER_VARIABLES = frozenset({"SPECDEC_CACHE", "SPECDEC_KERNELS", "SPECDEC_AMX", "SPECDEC_GRAPHS"})
+"""Variables with our prefix that are read elsewhere."""
+
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+
+def _port(text: str) -> int:
+    if not 0 <= (number := int(text)) <= 65535:
+        raise argparse.ArgumentTypeError(f"{number} is no port; ports are from 0 to 65535")
+    return number
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -49,7 +58,7 @@ def _add_server_flags(parser: argparse.ArgumentParser) -> None:
     group, default = parser.add_argument_group("server"), ServerOptions()
     add = group.add_argument
     add("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for every interface")
-    add("--port", type=int, default=8000, help="0 takes a free one")
+    add("--port", type=_port, default=8000, help="0 takes a free one")
     add("--served-model-name", help="name in the API; without it the target's name")
     add("--api-key", action="append", default=[], help="a key clients must send; may be given several times")
     add("--api-key-file", type=Path, help="a file of keys, one a line; lines that begin with # are comments")
@@ -106,20 +115,39 @@ def parse_flags(argv: Sequence[str] | None, environ: Mapping[str, str]) -> argpa
     """Flags of the command line over variables of the environment over defaults."""
     parser = make_parser()
     words: list[str] = []
-    for action in parser._actions:
-        flag = action.option_strings[-1] if action.option_strings else ""
-        value = environ.get(PREFIX + flag.removeprefix("--").replace("-", "_").upper())
-        if value is not None and flag.startswith("--") and flag != "--help":
-            words += _words(parser, flag, action, value)
+    for name, action in _variables(parser).items():
+        if name in environ:
+            words += _words(parser, name, action, environ[name])
     return parser.parse_args(words + list(sys.argv[1:] if argv is None else argv))
 
 
-def _words(parser: argparse.ArgumentParser, flag: str, action: argparse.Action, value: str) -> list[str]:
-    """One variable as the words it would be on the command line."""
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Variables that look like flags and are none: each would be a setting that is silently not made."""
+    known = {*_variables(make_parser()), *OTHER_VARIABLES}
+    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+
+
+def _variables(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """What every variable stands for."""
+    flags = {action.option_strings[-1]: action for action in parser._actions if action.option_strings}
+    del flags["--help"]
+    return {PREFIX + flag.removeprefix("--").replace("-", "_").upper(): action for flag, action in flags.items()}
+
+
+def _words(parser: argparse.ArgumentParser, name: str, action: argparse.Action, value: str) -> list[str]:
+    """One variable as the words it would be on the command line; what is wrong with it is said of the variable."""
+    flag = action.option_strings[-1]
     if action.nargs == 0:
         if value.lower() not in (*_TRUE, *_FALSE):
-            parser.error(f"the variable for {flag} is {value!r}; it must be 1 or 0")
+            parser.error(f"the variable {name} is {value!r}; it must be 1 or 0")
         return [flag] if value.lower() in _TRUE else []
+    try:
+        read = action.type(value) if callable(action.type) else value
+    except (ValueError, argparse.ArgumentTypeError):
+        hint = "; Kubernetes sets it for a service called specdec, enableServiceLinks: false stops that"
+        parser.error(f"the variable {name} is {value!r}, which {flag} cannot be" + hint * value.startswith("tcp://"))
+    if action.choices is not None and read not in action.choices:
+        parser.error(f"the variable {name} is {value!r}; it must be one of {', '.join(map(str, action.choices))}")
     if isinstance(action.default, list):
         return [f"{flag}={part.strip()}" for part in value.split(",")]
     return [f"{flag}={value}"]
@@ -153,7 +181,7 @@ def parse_options(args: argparse.Namespace) -> ServerOptions:
 def _read_keys(path: Path) -> list[str]:
     """Keys of a file; a file without any is an error, for it would leave the door open."""
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"api_key_file {path} cannot be read: {error}", param="api_key_file") from error
     keys = [line for line in lines if line and not line.startswith("#")]

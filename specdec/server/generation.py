@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from specdec.async_engine import AsyncEngine, Gain, GainStream
 from specdec.errors import InvalidRequestError, RequestFailedError, SpecdecError
@@ -19,8 +19,7 @@ from specdec.sampling_params import SamplingParams
 from specdec.tokenizer import Detokenizer, OutputText, Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One token and the text that it made certain.
 
     source    "draft" (accepted), "recovered" (the target's word where a draft was refused), "bonus"
@@ -61,7 +60,9 @@ def sources(gain: Gain) -> list[str]:
     >>> sources(Gain(0, (5, 6, 7), 4, 2, None, None))
     ['draft', 'draft', 'recovered']
     """
-    own = "plain" if not gain.num_drafted else "bonus" if gain.num_accepted == gain.num_drafted else "recovered"
+    if not gain.num_drafted:
+        return ["plain"] * len(gain.token_ids)
+    own = "bonus" if gain.num_accepted == gain.num_drafted else "recovered"
     return ["draft" if i < gain.num_accepted else own for i in range(len(gain.token_ids))]
 
 

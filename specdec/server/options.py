@@ -44,8 +44,11 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         for name in ("api_keys", "cors_origins"):
-            if any(not value or not value.isascii() for value in getattr(self, name)):
-                raise InvalidRequestError(f"{name} holds an empty or non-ASCII value; leave it out", param=name)
+            if any(not value or not value.isascii() or not value.isprintable() for value in getattr(self, name)):
+                raise InvalidRequestError(
+                    f"{name} holds an empty value, or one no header can carry (printable ASCII can); leave it out",
+                    param=name,
+                )
         for name in ("max_body_bytes", "max_waiting"):
             if getattr(self, name) < 1:
                 raise InvalidRequestError(f"{name} is {getattr(self, name)}; it must be at least 1", param=name)

@@ -7,16 +7,15 @@ models nobody's here. A known field with a wrong value is refused by name; an un
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from specdec.errors import InvalidRequestError
+from specdec.errors import InvalidRequestError, shown
 from specdec.sampling_params import MAX_LOGPROBS, SamplingParams
+from specdec.server.refusals import speaking_of
 from specdec.server.structured import read_shape, shape_field
 from specdec.server.tools import Tools, read_calls, read_tools
-
-B = TypeVar("B", bound=BaseModel)
 
 _TEXT = {"type": "string"}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -27,9 +26,10 @@ _PART = {
     "properties": {"type": {"const": "text"}, "text": _TEXT},
     "required": ["type", "text"],
 }
+ROLES = ("system", "developer", "user", "assistant", "tool")
 _MESSAGE = {
     "type": "object",
-    "properties": {"role": _TEXT, "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]}},
+    "properties": {"role": {"enum": list(ROLES)}, "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}]}},
     "required": ["role", "content"],
 }
 
@@ -113,15 +113,19 @@ class GenerationBody(BaseModel):
             for name in type(self).model_fields
             if name in names and name not in self.own_meaning and (value := getattr(self, name)) is not None
         }
-        if self.logit_bias:
-            given["logit_bias"] = _token_keys(self.logit_bias)
         if self.speculative is not None:
             given["speculative"] = self.speculative.model_dump(exclude_none=True)
         given["structured_outputs"] = read_shape(self.__dict__)
-        return SamplingParams(**{**given, **self.special_params()})
+        with speaking_of(self.name_of_limit, "max_tokens"):
+            return SamplingParams(**{**given, **self.special_params()})
+
+    @property
+    def name_of_limit(self) -> str:
+        """The field that limits the output."""
+        return "max_tokens"
 
     # Fields that are called like a sampling parameter but do not mean it as they stand.
-    own_meaning: ClassVar[frozenset[str]] = frozenset({"speculative", "logit_bias", "structured_outputs"})
+    own_meaning: ClassVar[frozenset[str]] = frozenset({"speculative", "structured_outputs"})
 
     def special_params(self) -> dict[str, Any]:
         """Sampling parameters whose field differs between the endpoints; an endpoint without any has none."""
@@ -131,7 +135,7 @@ class GenerationBody(BaseModel):
         for name, allowed in self.neutral.items():
             value = getattr(self, name)
             if value is not None and value not in allowed:
-                raise InvalidRequestError(f"{name} is {_short(value)}; {name} is not supported yet", param=name)
+                raise InvalidRequestError(f"{name} is {shown(value)}; {name} is not supported yet", param=name)
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options is given; it needs stream=true", param="stream_options")
 
@@ -147,10 +151,10 @@ class CompletionBody(GenerationBody):
 
     prompt: Prompt
     echo: bool | None = None
-    suffix: str | None = None
+    suffix: Any = None
     best_of: int | None = None
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Any = None
 
     def special_params(self) -> dict[str, Any]:
         """Completions stop after 16 tokens unless told otherwise."""
@@ -209,8 +213,13 @@ class ChatBody(GenerationBody):
             raise InvalidRequestError(f"tool_choice demands a call and {shape} is given", param="tool_choice")
         return {"structured_outputs": {"json": schema}}
 
+    @property
+    def name_of_limit(self) -> str:
+        """The newer of the two names, where it is given."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
     def _limits(self) -> dict[str, Any]:
-        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        limit = getattr(self, self.name_of_limit)
         if self.top_logprobs is not None and self.top_logprobs > 0 and not self.logprobs:
             raise InvalidRequestError("top_logprobs is given; it needs logprobs=true", param="top_logprobs")
         if not self.logprobs:
@@ -221,28 +230,6 @@ class ChatBody(GenerationBody):
                 param="top_logprobs",
             )
         return {"max_tokens": limit, "logprobs": self.top_logprobs or 0}
-
-
-def read_body(kind: type[B], values: Mapping[str, Any]) -> B:
-    """Check names and types; the first thing wrong is the error."""
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and part in _NAMES)
-        param = name or str(first["loc"][0])
-        if first["type"] == "missing":
-            raise InvalidRequestError(f"{param} is missing; the request needs it", param=param) from None
-        if first["type"] == "extra_forbidden":
-            key, known = _short(first["loc"][-1]), " and ".join(Speculative.model_fields)
-            raise InvalidRequestError(
-                f"{param} holds the unknown key {key}; it may hold {known}", param=param
-            ) from None
-        rule = first["msg"][:1].lower() + first["msg"][1:]
-        raise InvalidRequestError(f"{param} is wrong at {_short(first['input'])}: {rule}", param=param) from None
-
-
-_NAMES = {name for kind in (CompletionBody, ChatBody, StreamOptions, Speculative) for name in kind.model_fields}
 
 
 def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
@@ -274,7 +261,7 @@ def read_prompts(value: object) -> list[str] | list[list[int]]:
         if not any(isinstance(item, (str, list, dict)) for item in value):
             return [value]  # ids; the engine's door checks each
     raise InvalidRequestError(
-        f"prompt is {_short(value)}; it must be a text, a list of texts, a list of token ids or a list of such lists, "
+        f"prompt is {shown(value)}; it must be a text, a list of texts, a list of token ids or a list of such lists, "
         "and hold at least one",
         param="prompt",
     )
@@ -284,17 +271,19 @@ def read_messages(value: object) -> list[dict[str, Any]]:
     """The messages of a chat, with text parts joined into one text."""
     if not isinstance(value, list) or not value:
         raise InvalidRequestError(
-            f"messages is {_short(value)}; it must be a list with a message in it", param="messages"
+            f"messages is {shown(value)}; it must be a list with a message in it", param="messages"
         )
     return [_message(f"messages[{i}]", message) for i, message in enumerate(value)]
 
 
 def _message(where: str, message: object) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise InvalidRequestError(f"{where} is {_short(message)}; it must be an object", param="messages")
+        raise InvalidRequestError(f"{where} is {shown(message)}; it must be an object", param="messages")
     role = message.get("role")
-    if not isinstance(role, str) or not role:
-        raise InvalidRequestError(f"{where}.role is {_short(role)}; it must be a role's name", param="messages")
+    if role not in ROLES:
+        raise InvalidRequestError(
+            f"{where}.role is {shown(role)}; it must be one of {', '.join(ROLES)}", param="messages"
+        )
     if message.get("function_call"):
         raise InvalidRequestError(f"{where}.function_call is not supported; tool_calls is", param="messages")
     content, calls = message.get("content"), message.get("tool_calls")
@@ -314,27 +303,16 @@ def _content(where: str, content: object) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidRequestError(
-            f"{where}.content is {_short(content)}; it must be a text or a list of text parts", param="messages"
+            f"{where}.content is {shown(content)}; it must be a text or a list of text parts", param="messages"
         )
     texts = []
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, dict) else part
             raise InvalidRequestError(
-                f"{where}.content holds a part of type {_short(kind)}; only text parts are supported", param="messages"
+                f"{where}.content holds a part of type {shown(kind)}; only text parts are supported", param="messages"
             )
         if not isinstance(part.get("text"), str):
             raise InvalidRequestError(f"{where}.content holds a text part without a text", param="messages")
         texts.append(part["text"])
     return "".join(texts)
-
-
-def _token_keys(bias: Mapping[str, float]) -> dict[int, float]:
-    if not all(token_id.isascii() and token_id.isdigit() and len(token_id) < 12 for token_id in bias):
-        raise InvalidRequestError(f"logit_bias is {_short(bias)}; its keys must be token ids", param="logit_bias")
-    return {int(token_id): value for token_id, value in bias.items()}
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -26,7 +26,8 @@ from specdec.server.body import parse_object
 from specdec.server.errors import HTTPError, as_http_error, error_body
 from specdec.server.generation import Choice, Generation, make_choices
 from specdec.server.options import ServerOptions
-from specdec.server.protocol import ChatBody, CompletionBody, GenerationBody, read_body, read_messages, read_prompts
+from specdec.server.protocol import ChatBody, CompletionBody, GenerationBody, read_messages, read_prompts
+from specdec.server.refusals import read_body, speaking_of
 from specdec.server.replies import ChatShape, CompletionShape, Extras, Replies, Shape
 from specdec.server.streaming import DONE, EventStream, event, watch_client
 from specdec.server.structured import naming, shape_field
@@ -95,7 +96,8 @@ class Serving:
         await self._compile(body, params)
         prompt = await self.encode_chat(read_messages(body.messages), tools)
         try:
-            choices = make_choices(self.engine, self.tokenizer, [prompt], params, cache_salt=body.cache_salt)
+            with speaking_of(body.name_of_limit, "max_tokens"):
+                choices = make_choices(self.engine, self.tokenizer, [prompt], params, cache_salt=body.cache_salt)
         except InvalidRequestError as error:
             error.param = "messages" if error.param == "prompt" else error.param
             raise

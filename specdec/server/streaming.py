@@ -28,8 +28,8 @@ def event(value: Mapping[str, Any]) -> bytes:
     as well, for clients that split text at them. (pydantic's encoder takes a quarter of json's time.)
     """
     data: bytes = to_json(value)
-    for raw, escaped in _LINE_BREAKS.items():
-        if raw in data:
+    if not data.isascii():
+        for raw, escaped in _LINE_BREAKS.items():
             data = data.replace(raw, escaped)
     return b"data: " + data + b"\n\n"
 

@@ -23,6 +23,11 @@ _GUIDED = {
 FIELDS = ("structured_outputs", "response_format", *_GUIDED)
 """Everything that shapes an output; a body gives one of them at most."""
 
+_SPACES = {"structured_outputs.whitespace_pattern": "guided_whitespace_pattern"}
+_OWN_WORDS = {name: {f"structured_outputs.{inner}": name, **_SPACES} for name, inner in _GUIDED.items()}
+_OWN_WORDS["response_format"] = {"structured_outputs.json": "response_format.json_schema.schema", **_SPACES}
+_OWN_WORDS["tools"] = {"structured_outputs.json": "tools: the schema of their arguments"}
+
 
 def shape_field(fields: Mapping[str, Any]) -> str | None:
     """The field that shapes the output; raises InvalidRequestError where two do."""
@@ -54,7 +59,10 @@ def naming(name: str | None) -> Iterator[None]:
     except InvalidRequestError as error:
         if name is None or name == error.param or error.param != "structured_outputs":
             raise
-        raise InvalidRequestError(f"{name}: {error}", param=name) from None
+        message = str(error)
+        for inner, own in _OWN_WORDS.get(name, {}).items():
+            message = message.replace(inner, own)
+        raise InvalidRequestError(message if name in message else f"{name}: {message}", param=name) from None
 
 
 def _read_format(value: object) -> StructuredOutputsParams:

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from specdec.errors import InvalidRequestError
 from specdec.server.body import parse_object
-from specdec.server.protocol import Messages, body_schema, read_body, read_messages
+from specdec.server.protocol import Messages, body_schema, read_messages
+from specdec.server.refusals import read_body
 from specdec.server.serving import Serving
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.errors import InvalidRequestError
+from specdec.errors import InvalidRequestError, shown
 
 Json = dict[str, Any]
 
@@ -71,10 +71,10 @@ def read_tools(tools: object, choice: object, parallel: bool | None = None) -> T
     """What the fields `tools`, `tool_choice` and `parallel_tool_calls` mean; None where nothing may be called."""
     if tools is None or tools == []:
         if choice not in (None, "none", "auto"):
-            raise InvalidRequestError(f"tool_choice is {_short(choice)}; it needs tools", param="tool_choice")
+            raise InvalidRequestError(f"tool_choice is {shown(choice)}; it needs tools", param="tool_choice")
         return None
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
-        raise InvalidRequestError(f"tools is {_short(tools)}; it must be a list of at most {MAX_TOOLS}", param="tools")
+        raise InvalidRequestError(f"tools is {shown(tools)}; it must be a list of at most {MAX_TOOLS}", param="tools")
     definitions = tuple(_definition(f"tools[{i}]", tool) for i, tool in enumerate(tools))
     names = [d["function"]["name"] for d in definitions]
     for name in names:
@@ -89,24 +89,24 @@ def read_tools(tools: object, choice: object, parallel: bool | None = None) -> T
 def _definition(where: str, tool: object) -> Json:
     if not isinstance(tool, dict) or tool.get("type") != "function":
         kind = tool.get("type") if isinstance(tool, dict) else tool
-        raise InvalidRequestError(f"{where} is of type {_short(kind)}; only 'function' is supported", param="tools")
+        raise InvalidRequestError(f"{where} is of type {shown(kind)}; only 'function' is supported", param="tools")
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise InvalidRequestError(f"{where}.function is {_short(function)}; it must be an object", param="tools")
+        raise InvalidRequestError(f"{where}.function is {shown(function)}; it must be an object", param="tools")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidRequestError(
-            f"{where}.function.name is {_short(name)}; it must be 1 to 64 letters, digits, '_' or '-'", param="tools"
+            f"{where}.function.name is {shown(name)}; it must be 1 to 64 letters, digits, '_' or '-'", param="tools"
         )
     for key, kind in (("parameters", dict), ("description", str)):
         value = function.get(key)
         if value is not None and not isinstance(value, kind):
             needed = "a JSON schema" if kind is dict else "a text"
-            raise InvalidRequestError(f"{where}.function.{key} is {_short(value)}; it must be {needed}", param="tools")
+            raise InvalidRequestError(f"{where}.function.{key} is {shown(value)}; it must be {needed}", param="tools")
     kind = (function.get("parameters") or {}).get("type", "object")
     if kind != "object":
         raise InvalidRequestError(
-            f"{where}.function.parameters has the type {_short(kind)}; arguments are an object", param="tools"
+            f"{where}.function.parameters has the type {shown(kind)}; arguments are an object", param="tools"
         )
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
 
@@ -119,28 +119,26 @@ def _demanded(choice: object, names: list[str]) -> tuple[str, ...]:
     function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     if not isinstance(function, dict):
         raise InvalidRequestError(
-            f"tool_choice is {_short(choice)}; it must be one of {', '.join(_KINDS)} or name a function",
+            f"tool_choice is {shown(choice)}; it must be one of {', '.join(_KINDS)} or name a function",
             param="tool_choice",
         )
     name = function.get("name")
     if name not in names:
-        raise InvalidRequestError(
-            f"tool_choice names {_short(name)}; tools has {', '.join(names)}", param="tool_choice"
-        )
+        raise InvalidRequestError(f"tool_choice names {shown(name)}; tools has {', '.join(names)}", param="tool_choice")
     return (str(name),)
 
 
 def read_calls(where: str, calls: object) -> list[Json]:
     """Calls of an earlier answer, arguments as objects, the form that chat templates expect."""
     if not isinstance(calls, list):
-        raise InvalidRequestError(f"{where}.tool_calls is {_short(calls)}; it must be a list", param="messages")
+        raise InvalidRequestError(f"{where}.tool_calls is {shown(calls)}; it must be a list", param="messages")
     return [_call(f"{where}.tool_calls[{i}]", call) for i, call in enumerate(calls)]
 
 
 def _call(where: str, call: object) -> Json:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InvalidRequestError(f"{where} is {_short(call)}; it must name a function", param="messages")
+        raise InvalidRequestError(f"{where} is {shown(call)}; it must name a function", param="messages")
     arguments = function.get("arguments")
     try:
         given = json.loads(arguments or "{}") if isinstance(arguments, (str, type(None))) else arguments
@@ -148,7 +146,7 @@ def _call(where: str, call: object) -> Json:
         given = None
     if not isinstance(given, dict):
         raise InvalidRequestError(
-            f"{where}.function.arguments is {_short(arguments)}; it must be a JSON object", param="messages"
+            f"{where}.function.arguments is {shown(arguments)}; it must be a JSON object", param="messages"
         )
     return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": given}}
 
@@ -201,8 +199,3 @@ def _without_calls(message: Json) -> Json:
     calls = [json.dumps(call["function"], ensure_ascii=False) for call in message.get("tool_calls", ())]
     parts = [message["content"], *(f"{OPEN}\n{call}\n{CLOSE}" for call in calls)]
     return {"role": message["role"], "content": "\n".join(part for part in parts if part)}
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

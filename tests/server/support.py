@@ -17,6 +17,7 @@ from specdec.async_engine import AsyncEngine
 from specdec.engine import Engine
 from specdec.server.app import create_app
 from specdec.server.options import ServerOptions
+from specdec.server.wire import wire_config
 
 NAME = "toy"
 
@@ -52,7 +53,7 @@ def assert_at_rest(engine: Engine) -> None:
 def live_server(engine: Engine, options: ServerOptions | None = None) -> Iterator[str]:
     """A real uvicorn on a free loopback port, in a thread of its own; gives its address."""
     app = create_app(AsyncEngine(engine), NAME, options)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=1))
+    server = uvicorn.Server(wire_config(app, "127.0.0.1", 0, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
@@ -61,11 +62,11 @@ def live_server(engine: Engine, options: ServerOptions | None = None) -> Iterato
         wait_for(lambda: not engine.has_work)
     finally:
         server.should_exit = True
-        thread.join(5)
+        thread.join(60)
     assert_at_rest(engine)
 
 
-def wait_for(condition: Any, seconds: float = 5.0) -> None:
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
     """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():

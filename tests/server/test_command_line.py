@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,22 @@ import pytest
 from specdec.async_engine import AsyncEngine
 from specdec.errors import InvalidRequestError, ModelLoadError
 from specdec.server.app import create_app
-from specdec.server.cli import DrainingServer, make_server
-from specdec.server.flags import make_parser, model_name, parse_config, parse_flags, parse_options
+from specdec.server.cli import DrainingServer, main, make_server
+from specdec.server.flags import (
+    OTHER_VARIABLES,
+    _variables,
+    make_parser,
+    model_name,
+    parse_config,
+    parse_flags,
+    parse_options,
+    unknown_variables,
+)
 from specdec.server.options import ServerOptions
 from tests.server.scripted import scripted_engine
-from tests.server.support import events, run, wait_for
+from tests.server.support import events, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_defaults_need_no_flags() -> None:
@@ -80,6 +93,12 @@ def test_keys_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\none\n\n two \n")
     assert parse_options(parse_flags(["--api-key-file", str(file)], {})).api_keys == ("one", "two")
+    file.write_bytes(b"\xef\xbb\xbfone\r\n\r\n  # as editors elsewhere write it\r\ntwo words\r\n")
+    assert parse_options(parse_flags(["--api-key-file", str(file)], {})).api_keys == ("one", "two words")
+    for raw in (b"a\x00b\n", "schlüssel\n".encode()):  # no header can carry them: they would lock everybody out
+        file.write_bytes(raw)
+        with pytest.raises(InvalidRequestError, match="api_keys"):
+            parse_options(parse_flags(["--api-key-file", str(file)], {}))
     file.write_text("# none\n")
     for path in (file, tmp_path / "absent"):
         with pytest.raises(InvalidRequestError, match="api_key_file"):
@@ -100,6 +119,57 @@ def test_bad_flags_end_with_usage(words: list[str], environ: dict[str, str], cap
     with pytest.raises(SystemExit):
         parse_flags(words, environ)
     assert "usage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name, value, says",
+    [
+        ("SPECDEC_PORT", "", "cannot be"),
+        ("SPECDEC_PORT", "70000", "cannot be"),
+        ("SPECDEC_PORT", "tcp://10.0.0.1:8000", "enableServiceLinks"),
+        ("SPECDEC_MAX_NUM_SEQS", "many", "cannot be"),
+        ("SPECDEC_KV_CACHE_MEMORY", "1GB", "cannot be"),
+        ("SPECDEC_SPECULATIVE_CONFIG", "{", "cannot be"),
+        ("SPECDEC_DTYPE", "float99", "one of auto, "),
+        ("SPECDEC_LOG_PROMPTS", "perhaps", "1 or 0"),
+    ],
+)
+def test_a_wrong_variable_is_named(name: str, value: str, says: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        parse_flags([], {name: value})
+    said = capsys.readouterr().err
+    assert name in said and repr(value) in said and says in said
+
+
+def test_a_variable_that_is_no_flag_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A setting that is not made because its name is misspelt must not be silent."""
+    typos = ["SPECDEC_ENABLE_PREFIX_CACHING", "SPECDEC_MAX_NUM_SEQ"]
+    for name in (*typos, "SPECDEC_CACHE", "SPECDEC_SEED"):
+        monkeypatch.setenv(name, "1")
+    assert unknown_variables(os.environ) == typos
+    monkeypatch.setattr("specdec.server.cli.make_server", lambda *args: (_ for _ in ()).throw(SystemExit))
+    with pytest.raises(SystemExit):
+        main([])
+    assert all(any(name in record.getMessage() for record in caplog.records) for name in typos)
+
+
+def test_every_variable_of_ours_that_is_no_flag_is_known_as_such() -> None:
+    sources = [path for room in ("specdec", "kernels") for path in (ROOT / room).rglob("*.py")]
+    read = {name for path in sources for name in re.findall(r"SPECDEC_[A-Z_]+\b", path.read_text(encoding="utf-8"))}
+    assert read - set(_variables(make_parser())) - {"SPECDEC_"} == set(OTHER_VARIABLES)
+
+
+def test_the_readme_names_flags_that_exist_and_help_names_all() -> None:
+    """A --flag in the README is the server's or an evaluation's; the former are all in --help."""
+    flags = {flag for action in make_parser()._actions for flag in action.option_strings}
+    text = make_parser().format_help()
+    assert all(flag in text for flag in flags)
+    sources = [path for room in ("evals", "draft_models") for path in (ROOT / room).glob("*.py")]
+    others = "".join(path.read_text(encoding="utf-8") for path in sources)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    said = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme))
+    assert said - flags == {flag for flag in said - flags if f'"{flag}"' in others}
+    assert len(said & flags) > 10
 
 
 def test_bad_values_are_refused_with_the_remedy() -> None:
@@ -138,7 +208,7 @@ def test_while_the_model_loads_the_server_is_alive_but_not_ready() -> None:
     loaded = threading.Event()
 
     def load() -> Any:
-        loaded.wait(5)
+        loaded.wait(60)
         return create_app(AsyncEngine(scripted_engine()), "toy")
 
     server, thread, address = start(load, ServerOptions())
@@ -149,7 +219,7 @@ def test_while_the_model_loads_the_server_is_alive_but_not_ready() -> None:
     wait_for(lambda: httpx.get(f"{address}/ready").status_code == 200)
     assert httpx.post(f"{address}/v1/completions", json={"prompt": "the "}).status_code == 200
     server.handle_exit(signal.SIGTERM, None)
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive() and server.loading_error is None
 
 
@@ -157,12 +227,12 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     is_listening = threading.Event()
 
     def load() -> Any:
-        is_listening.wait(5)
+        is_listening.wait(60)
         raise ModelLoadError("no such model")
 
     server, thread, _ = start(load, ServerOptions())
     is_listening.set()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive() and isinstance(server.loading_error, ModelLoadError)
 
 
@@ -170,12 +240,12 @@ def test_a_signal_while_loading_ends_the_server_at_once() -> None:
     never = threading.Event()
     server, thread, _ = start(lambda: never.wait(60), ServerOptions())
     server.handle_exit(signal.SIGTERM, None)
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     never.set()
 
 
-@pytest.mark.parametrize("limit, is_whole", [(5.0, True), (0.1, False)])
+@pytest.mark.parametrize("limit, is_whole", [(60.0, True), (0.1, False)])
 def test_draining_has_a_limit(limit: float, is_whole: bool) -> None:
     engine = scripted_engine(seconds=0.01)
     options = ServerOptions(drain_timeout_seconds=limit)
@@ -188,7 +258,7 @@ def test_draining_has_a_limit(limit: float, is_whole: bool) -> None:
         next(lines)
         server.handle_exit(signal.SIGTERM, None)
         rest = [line for line in lines if line]
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive() and not engine.has_work
     assert (json.loads(rest[-2].removeprefix("data: ")).get("error") is None) is is_whole
     assert rest[-1] == "data: [DONE]"
@@ -196,8 +266,13 @@ def test_draining_has_a_limit(limit: float, is_whole: bool) -> None:
 
 @pytest.fixture
 def process(toy: str) -> Any:
-    """A server process on a free port; gives it and its address."""
-    environ = {**os.environ, "SPECDEC_MAX_NUM_SEQS": "8", "PYTHONUNBUFFERED": "1"}
+    """A server process on a free port, with all the time it may need to drain; gives it and its address."""
+    environ = {
+        **os.environ,
+        "SPECDEC_MAX_NUM_SEQS": "8",
+        "SPECDEC_DRAIN_TIMEOUT_SECONDS": "600",
+        "PYTHONUNBUFFERED": "1",
+    }
     words = ["--target", toy, "--draft", "ngram", "--port", "0", "--num-kv-blocks", "512"]
     started = subprocess.Popen([sys.executable, "serve.py", *words], stderr=subprocess.PIPE, text=True, env=environ)
     try:
@@ -211,29 +286,32 @@ def process(toy: str) -> Any:
         started.wait()
 
 
+async def until(client: httpx.AsyncClient, path: str, holds: Callable[[httpx.Response], bool]) -> None:
+    """Ask until the answer is as wanted; the test's own limit ends it otherwise."""
+    while not holds(await client.get(path)):
+        await asyncio.sleep(0.005)
+
+
 def test_sigterm_lets_running_and_queued_requests_end(process: Any) -> None:
+    """Eight streams run and one waits when the signal comes; all nine end, and the tenth is refused meanwhile."""
     started, address = process
 
-    async def read(client: httpx.AsyncClient, first: asyncio.Semaphore) -> str:
+    async def read(client: httpx.AsyncClient) -> str:
         body = {"prompt": "abc", "max_tokens": 450, "stream": True, "ignore_eos": True}
         async with client.stream("POST", "/v1/completions", json=body) as answer:
-            text = ""
-            async for line in answer.aiter_lines():
-                first.release()
-                text += line + "\n"
-        return text
+            return "".join([line + "\n" async for line in answer.aiter_lines()])
 
     async def use() -> None:
-        async with httpx.AsyncClient(base_url=address, timeout=None) as client:
-            first = asyncio.Semaphore(0)
-            readers = [asyncio.create_task(read(client, first)) for _ in range(9)]
-            await first.acquire()
-            await asyncio.sleep(0.2)
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=address, timeout=None, limits=limits) as client:
+            readers = [asyncio.create_task(read(client)) for _ in range(9)]
+            await until(client, "/metrics", lambda a: "specdec:num_requests_waiting 1.0" in a.text)
             started.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.2)
+            await until(client, "/ready", lambda a: a.status_code == 503)
             assert (await client.post("/v1/completions", json={"prompt": "abc"})).status_code == 503
+            assert not any(reader.done() and reader.exception() for reader in readers)
             for text in await asyncio.gather(*readers):
                 assert events(text)[-1]["choices"][0]["finish_reason"] == "length"
 
-    run(use())
-    assert started.wait(5) == 0
+    asyncio.run(asyncio.wait_for(use(), 240))
+    assert started.wait(60) == 0

@@ -115,3 +115,28 @@ def test_prefix_hits_are_told() -> None:
             return (await post(client, prompt=prompt)).json()
 
     assert run(use())["usage"]["prompt_tokens_details"] == {"cached_tokens": 48}
+
+
+def test_more_tokens_than_the_model_has_room_for_are_refused_with_the_numbers() -> None:
+    """Prompt and output share the length: one token more is a 400; without a limit a chat takes what is left."""
+    chat = {"messages": [{"role": "user", "content": "hello"}]}
+
+    async def use() -> None:
+        async with serving(scripted_engine(max_model_len=64)) as client:
+            num_prompt = (await client.post("/tokenize", json=chat)).json()["count"]
+            for path, body, name, room in (
+                ("/v1/completions", {"prompt": [1] * 50}, "max_tokens", 14),
+                ("/v1/chat/completions", chat, "max_tokens", 64 - num_prompt),
+                ("/v1/chat/completions", chat, "max_completion_tokens", 64 - num_prompt),
+            ):
+                answer = await client.post(path, json=body | {name: room + 1, "stream": True})
+                error = answer.json()["error"]
+                assert answer.status_code == 400 and error["code"] == "context_length_exceeded"
+                assert error["param"] == name and f"{name} is {room + 1}" in error["message"]
+                assert f"has {64 - room} tokens" in error["message"] and "is 64 tokens" in error["message"]
+                whole = await client.post(path, json=body | {name: room, "ignore_eos": True})
+                assert whole.json()["usage"]["total_tokens"] == 64
+            rest = await client.post("/v1/chat/completions", json=chat | {"ignore_eos": True})
+            assert rest.json()["usage"]["total_tokens"] == 64
+
+    run(use())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from specdec.engine import Engine
 from specdec.metrics import Metrics
+from specdec.tallies import Tally
 from tests.server.scripted import scripted_engine
 from tests.server.support import run, serving
 
@@ -103,3 +106,19 @@ def test_a_fault_in_a_metric_breaks_no_request(monkeypatch: pytest.MonkeyPatch) 
 def test_two_servers_count_apart() -> None:
     scrape(scripted_engine(), {"prompt": "the ", "max_tokens": 5})
     assert scrape(scripted_engine())["generation_tokens_total"] == 0
+
+
+def test_a_tally_writes_what_a_histogram_of_prometheus_writes() -> None:
+    """Edge values, values beyond all bounds, none at all: the same lines, less the moment of creation."""
+    rng = random.Random(1)
+    bounds = (0, 0.001, 0.25, 1, 2.5, 1000)
+    for values in ([], list(bounds), [-1.0, 5e9, 0.25, 0.2500001], [rng.expovariate(1) for _ in range(1000)]):
+        theirs, ours = CollectorRegistry(), CollectorRegistry()
+        histogram = Histogram("specdec:some_seconds", "Some words", registry=theirs, buckets=bounds)
+        tally = Tally("specdec:some_seconds", "Some words", bounds)
+        ours.register(tally)
+        for value in values:
+            histogram.observe(value)
+            tally.observe(value)
+        lines = [line for line in generate_latest(theirs).decode().splitlines() if "_created" not in line]
+        assert generate_latest(ours).decode().splitlines() == lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -209,12 +210,14 @@ def test_a_body_over_the_limit_is_refused() -> None:
 
 
 def test_a_dead_engine_answers_503_and_lets_nobody_wait() -> None:
+    """From the moment the first client can know of it, however long the engine's thread takes to end."""
     engine = scripted_engine()
 
     async def use() -> None:
         async with serving(engine) as client:
             assert (await client.get("/health")).status_code == 200
             engine.target.before = lambda: 1 / 0  # type: ignore[attr-defined]
+            dawdle(client._transport.app.state.serving.engine)  # type: ignore[attr-defined]
             for _ in range(2):
                 error = check_refusal(await client.post("/v1/completions", json={"prompt": "the "}), status=500)
                 assert error["type"] == "server_error"
@@ -222,6 +225,17 @@ def test_a_dead_engine_answers_503_and_lets_nobody_wait() -> None:
             check_refusal(await client.post("/v1/completions", json={"prompt": "the "}), status=503)
 
     run(use())
+
+
+def dawdle(async_engine: Any) -> None:
+    """Let the engine's thread rest a while whenever it has told what a step did."""
+    deliver = async_engine._deliver
+
+    def slowly(*args: Any) -> None:
+        deliver(*args)
+        time.sleep(0.2)
+
+    async_engine._deliver = slowly
 
 
 def test_a_fault_in_mid_stream_is_an_error_event() -> None:
