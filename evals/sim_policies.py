@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from evals.sim_run import SOURCE, Simulation
 from specdec.batch import Batch, Drafts, Plan, StepSeconds, Verdict
 from specdec.control.adaptive import AdaptiveLength
+from specdec.control.beliefs import reached
 from specdec.control.cost import ForwardCost
 from specdec.control.load import Sources
 from specdec.control.planning import Costs, best_shape
@@ -52,27 +51,25 @@ class Oracle:
             return
         ladders = self._ladders(decoding, most)
         prompts = min(owed, simulation.scheduler.config.max_num_batched_tokens // 2)
-        verify = self._verify(decoding, prompts, ladders.size)
-        drafting = None if world.draft is None else np.array([0.0] + [world.draft(n + 1) for n in range(len(most))])
+        verify = self._verify(decoding, prompts, sum(most))
+        drafting = None if world.draft is None else [0.0] + [world.draft(n + 1) for n in range(len(most))]
         opening = 0.0
         if world.draft is not None:
             opening = world.draft(sum(max(simulation.lag(r) - 2, 0) for r in decoding)) / 32
         shape = best_shape(len(decoding), ladders, Costs(verify, drafting, opening))
         self._depths = {r.request_id: depth for r, depth in zip(decoding, shape.depths, strict=True)}
 
-    def _ladders(self, requests: Sequence[Request], most: Sequence[int]) -> np.ndarray:
-        """The true chances that the first drafts are all right, [R, K]; 0 behind each request's most."""
-        ladders = np.zeros((len(requests), max(most, default=0)))
-        for i, (request, own) in enumerate(zip(requests, most, strict=True)):
-            ladders[i, :own] = np.cumprod(self.simulation.served_of(request).chances(own))
-        return ladders
+    def _ladders(self, requests: Sequence[Request], most: Sequence[int]) -> list[list[float]]:
+        """The true chances that the first drafts are all right, of each request as many as it may have."""
+        pairs = zip(requests, most, strict=True)
+        return [reached(self.simulation.served_of(request).chances(own)) for request, own in pairs]
 
-    def _verify(self, decoding: Sequence[Request], prompts: int, most: int) -> np.ndarray:
+    def _verify(self, decoding: Sequence[Request], prompts: int, most: int) -> list[float]:
         """Seconds of decoding with 0..most drafts: alone, and what drafts add beside the prompts."""
         verify, tokens = self.simulation.world.verify, len(decoding) + prompts
         keys = sum(r.num_tokens for r in decoding)
         rest = verify(len(decoding), keys, 0) - verify(tokens, keys, prompts)
-        return np.array([rest + verify(tokens + n, keys, prompts) for n in range(most + 1)])
+        return [rest + verify(tokens + n, keys, prompts) for n in range(most + 1)]
 
     def budget(self, request: Request) -> int:
         """As planned."""
@@ -88,7 +85,8 @@ class Oracle:
         ladders = self._ladders([request for request, _ in offered], [most for _, most in offered])
         decoding = [row.request for row in plan if row.chooses and row.num_base == 1]
         prompts = sum(row.num_base for row in plan) - len(decoding)
-        shape = best_shape(len(decoding), ladders, Costs(self._verify(decoding, prompts, ladders.size)))
+        verify = self._verify(decoding, prompts, sum(map(len, ladders)))
+        shape = best_shape(len(decoding), ladders, Costs(verify))
         depths = iter(shape.depths)
         offers = tuple(offer.cut(next(depths)) if offer.token_ids else offer for offer in drafts)
         return self.limits.admit(plan, Drafts(offers))

@@ -82,6 +82,10 @@ class Row:
         """The same row with drafts riding in it."""
         return Row(self.request, self.start, self.num_base, self.max_drafts, draft_token_ids, source)
 
+    def with_room(self, max_drafts: int) -> Row:
+        """The same row, without drafts, with room for so many."""
+        return self if max_drafts == self.max_drafts else Row(self.request, self.start, self.num_base, max_drafts)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -203,7 +207,11 @@ class StepSeconds:
 
     draft    from the plan to the drafts
     verify   packing, the target's forward and reading the verdict
+    host     in the controller's own verbs: to prepare and admit, and to observe the step before
+    follow   what the proposer did with the verdict, drafting or not
     """
 
     draft: float
     verify: float
+    host: float = 0.0
+    follow: float = 0.0

@@ -81,6 +81,7 @@ class Engine:
         self.grammars = GrammarCompiler(getattr(model, "tokenizer", None), model.vocab_size, model.eos_token_ids)
         self._seeds = random.Random(seed)
         self._faults_in_a_row = 0
+        self._host = 0.0  # seconds of the controller's verbs that the next step is told of
 
     # ------------------------------------------------------------------ the door
 
@@ -195,7 +196,9 @@ class Engine:
 
     def step(self) -> list[Emitted]:
         """Plan, draft, verify, commit; return what each row gained."""
+        began = perf_counter()
         self.controller.prepare(self.scheduler.running, self.scheduler.waiting)
+        self._host += perf_counter() - began
         plan = self.scheduler.schedule(self._budget)
         self._tell_proposer(plan)
         if not plan.rows:
@@ -218,12 +221,18 @@ class Engine:
         drafts = self.guide.admit(plan, self.proposer.propose(self.guide.to_ask(plan)))
         drafted = perf_counter()
         batch = self.controller.admit(plan, drafts)
+        admitted = perf_counter()
         segments = [Segment(r.query_token_ids, r.start, r.request.block_table, r.num_logits) for r in batch]
         logits = self.target.forward(self.target.pack(segments))
         verdict = verify(batch, logits, drafts)
-        seconds = StepSeconds(drafted - started, perf_counter() - drafted)
+        judged = perf_counter()
         self.proposer.observe(batch, verdict, self.target.features)
-        self.controller.observe(batch, verdict, seconds)
+        followed = perf_counter()
+        host = self._host + admitted - drafted
+        self.controller.observe(
+            batch, verdict, StepSeconds(drafted - started, judged - admitted, host, followed - judged)
+        )
+        self._host = perf_counter() - followed
         return self.scheduler.commit(batch, verdict)
 
     def _budget(self, request: Request) -> int:

@@ -8,14 +8,16 @@ averaged prediction is MacKay's, "The evidence framework applied to classificati
     c = sigmoid(place[source, j] + slope[source] * logit(confidence) + own[request, source])
 
 `place` is the prior that all requests share, `own` what is particular to one request. All forget.
+
+A step judges a handful of drafts, for which one Python float at a time is several times quicker than
+short arrays; only `cases`, which looks at many drafts that were never made, is written in arrays.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from math import exp, log, pi, sqrt
 
 import numpy as np
 
@@ -26,7 +28,9 @@ PLACE_MEMORY, OWN_MEMORY = 0.998, 0.95  # share of what is known that outlives a
 SLEEP_MEMORY = 0.98  # share of what is known of a request that outlives a step without outcome
 NUM_CASES = 16  # confidences of past offers that stand for those of the next
 SETTLED, SETTLED_EVERY = 64, 4  # after so many steps, what does without confidences learns from one in so many
+MOST_BLIND = 256  # answers without confidences that are remembered until the next outcome
 MAX_MOVE = 2.0  # of a weight in one step, in log-odds
+_SHRINK = pi / 8.0  # of MacKay's approximation
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,26 +64,19 @@ class Outcome:
     certain: tuple[bool, ...] = ()
 
 
-def logit(probability: np.ndarray) -> np.ndarray:
+def logit(probability: float) -> float:
     """Log-odds, kept finite."""
-    p = np.clip(probability, 1.0 - MAX_CONFIDENCE, MAX_CONFIDENCE)
-    odds: np.ndarray = np.log(p / (1.0 - p))
-    return odds
+    if not 1.0 - MAX_CONFIDENCE < probability < MAX_CONFIDENCE:
+        probability = min(max(probability, 1.0 - MAX_CONFIDENCE), MAX_CONFIDENCE)
+    return log(probability / (1.0 - probability))
 
 
-def _moderated(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+def _moderated(mean: float, variance: float) -> float:
     """The mean of a sigmoid of a Gaussian, by MacKay's approximation."""
-    found: np.ndarray = 1.0 / (1.0 + np.exp(-np.clip(mean / np.sqrt(1.0 + math.pi / 8.0 * variance), -30, 30)))
-    return found
-
-
-def _certain(rows: Sequence[Ask | Outcome], deepest: int) -> np.ndarray:
-    """Which drafts are forced, [R, K]."""
-    found = np.zeros((len(rows), deepest), bool)
-    for r, row in enumerate(rows):
-        if row.certain:
-            found[r, : len(row.certain)] = row.certain[:deepest]
-    return found
+    odds = mean / sqrt(1.0 + _SHRINK * variance)
+    if not -30.0 < odds < 30.0:
+        odds = min(max(odds, -30.0), 30.0)
+    return 1.0 / (1.0 + exp(-odds))
 
 
 class _Weights:
@@ -87,29 +84,61 @@ class _Weights:
 
     def __init__(self, mean: float, variance: float, size: int) -> None:
         self.first_mean, self.first_variance = mean, variance
-        self.mean = np.full(size, mean)
-        self.variance = np.full(size, variance)
+        self.mean = [mean] * size
+        self.variance = [variance] * size
         self._num_seen = 0
 
     def widen(self, size: int) -> None:
         """Hold at least so many places."""
         missing = size - len(self.mean)
         if missing > 0:
-            self.mean = np.append(self.mean, np.full(missing, self.mean[-1]))
-            self.variance = np.append(self.variance, np.full(missing, self.first_variance))
+            self.mean += [self.mean[-1]] * missing
+            self.variance += [self.first_variance] * missing
 
-    def learn(self, information: np.ndarray, pull: np.ndarray, count: np.ndarray) -> None:
-        """Take information (1 / variance) and its pull from `count` outcomes at each place, [K]."""
-        size = len(information)
-        mean, precision = self.mean[:size], 1.0 / self.variance[:size] + information
-        mean = mean + np.clip(pull / precision, -MAX_MOVE, MAX_MOVE)
-        kept = PLACE_MEMORY**count
-        again = (1.0 - kept) / self.first_variance
-        precision = kept * precision
-        self.mean[:size] = (precision * mean + again * self.first_mean) / (precision + again)
-        self.variance[:size] = 1.0 / (precision + again)
-        self._num_seen = max(self._num_seen, int(np.flatnonzero(count)[-1]) + 1 if count.any() else 0)
-        self.mean[self._num_seen :] = self.mean[max(self._num_seen - 1, 0)]
+    def learn(self, seen: Sequence[_Evidence]) -> None:
+        """Take what was seen at each place."""
+        for j, own in enumerate(seen):
+            if not own.count:
+                continue
+            precision = 1.0 / self.variance[j] + own.information
+            mean = self.mean[j] + min(max(own.pull / precision, -MAX_MOVE), MAX_MOVE)
+            kept = PLACE_MEMORY**own.count
+            again = (1.0 - kept) / self.first_variance
+            precision *= kept
+            self.mean[j] = (precision * mean + again * self.first_mean) / (precision + again)
+            self.variance[j] = 1.0 / (precision + again)
+            self._num_seen = max(self._num_seen, j + 1)
+        if self._num_seen:
+            self.mean[self._num_seen :] = [self.mean[self._num_seen - 1]] * (len(self.mean) - self._num_seen)
+
+
+@dataclass(slots=True)
+class _Evidence:
+    """What outcomes say of one weight: information (1 / variance), its pull, and how many there were."""
+
+    information: float = 0.0
+    pull: float = 0.0
+    count: int = 0
+
+    def add(self, surprise: float, slope: float, others: float, x: float = 1.0) -> None:
+        """One more outcome; `others` is the variance of what is uncertain besides this weight, x what it is times."""
+        rest = 1.0 + slope * others
+        self.information += slope * x * x / rest
+        self.pull += surprise * x / rest
+        self.count += 1
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one step says of the weights that the requests share, of one proposer and model."""
+
+    places: list[_Evidence] = field(default_factory=list)
+    slope: _Evidence = field(default_factory=_Evidence)
+
+    def widen(self, size: int) -> None:
+        """Hold at least so many places."""
+        while len(self.places) < size:
+            self.places.append(_Evidence())
 
 
 class Acceptance:
@@ -119,56 +148,66 @@ class Acceptance:
         self._places: dict[tuple[str, bool], _Weights] = {}
         self._slopes: dict[str, _Weights] = {}
         self._own: dict[str, dict[str, tuple[float, float, int]]] = {}  # request, source: mean, variance, step
-        self._said: dict[str, deque[tuple[float, ...]]] = {}
+        self._said: dict[str, _Said] = {}
+        self._blind: dict[tuple[str, float, float], Sequence[float]] = {}  # until the next outcome
         self._num_learned = 0
 
     def keep(self, request_ids: set[str]) -> None:
         """Forget all requests but these."""
         self._own = {request_id: own for request_id, own in self._own.items() if request_id in request_ids}
 
+    def forget(self, request_id: str) -> None:
+        """A new request goes by this name."""
+        self._own.pop(request_id, None)
+
     @property
     def num_requests(self) -> int:
         """Requests of which something is remembered."""
         return len(self._own)
 
+    # ------------------------------------------------------------------ asking
+
     def chances(self, asks: Sequence[Ask], step: int) -> np.ndarray:
         """The conditional chances c, [R, K]; 0 behind a row's depth."""
-        deepest = max((ask.depth for ask in asks), default=0)
-        if not asks or not deepest:
-            return np.zeros((len(asks), deepest))
-        mean, variance, _ = self._model(asks, deepest, step)
-        found = _moderated(mean, variance)
-        found[_certain(asks, deepest)] = 1.0
-        found[np.arange(deepest)[None, :] >= np.array([ask.depth for ask in asks])[:, None]] = 0.0
+        found = np.zeros((len(asks), max((ask.depth for ask in asks), default=0)))
+        for r, ask in enumerate(asks):
+            found[r, : ask.depth] = self.of(ask, step)
         return found
 
-    def _model(
-        self, asks: Sequence[Ask | Outcome], deepest: int, step: int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Mean and variance of the log-odds and the confidences' log-odds, each [R, K]."""
-        own = np.array([self._belief(ask.request_id, ask.source, step) for ask in asks])
-        mean, variance = np.repeat(own[:, :1], deepest, axis=1), np.repeat(own[:, 1:], deepest, axis=1)
-        x = np.zeros((len(asks), deepest))
-        kinds = [(ask.source, bool(ask.confidences)) for ask in asks]
-        for source, is_sure in dict.fromkeys(kinds):
-            rows = np.array([kind == (source, is_sure) for kind in kinds])
-            places = self._place(source, is_sure, deepest)
-            mean[rows] += places.mean[:deepest]
-            variance[rows] += places.variance[:deepest]
-            if is_sure:
-                slope = self._slope(source)
-                for r in np.flatnonzero(rows).tolist():
-                    said = asks[r].confidences[:deepest]
-                    x[r, : len(said)] = logit(np.array(said))
-                mean[rows] += slope.mean[0] * x[rows]
-                variance[rows] += slope.variance[0] * x[rows] ** 2
-        return mean, variance, x
+    def of(self, ask: Ask, step: int) -> list[float]:
+        """The conditional chances of one row's drafts, [depth]."""
+        depth, is_sure = ask.depth, bool(ask.confidences)
+        places = self._place(ask.source, is_sure, depth)
+        mean, variance = self._belief(ask.request_id, ask.source, step)
+        means, variances = places.mean, places.variance
+        if not is_sure:
+            known = self._blind.get((ask.source, mean, variance), ())
+            if len(known) < depth:  # most requests at zero are as new as each other
+                if len(self._blind) >= MOST_BLIND:
+                    self._blind.clear()
+                known = [_moderated(mean + means[j], variance + variances[j]) for j in range(depth)]
+                self._blind[ask.source, mean, variance] = known
+            found = list(known[:depth])
+        else:
+            slope = self._slope(ask.source)
+            tilt, doubt = slope.mean[0], slope.variance[0]
+            said = [logit(c) for c in ask.confidences[:depth]]
+            said += [0.0] * (depth - len(said))
+            found = [
+                _moderated(mean + means[j] + tilt * x, variance + variances[j] + doubt * x * x)
+                for j, x in enumerate(said)
+            ]
+        if ask.certain:
+            for j, is_certain in enumerate(ask.certain[:depth]):
+                if is_certain:
+                    found[j] = 1.0
+        return found
 
     def note(self, offers: Sequence[Ask]) -> None:
         """Remember what offers said of themselves, the last few of each source: what the next may say."""
         for offer in offers:
             if offer.confidences:
-                self._said.setdefault(offer.source, deque(maxlen=NUM_CASES)).append(offer.confidences)
+                self._said.setdefault(offer.source, _Said()).add(offer.confidences)
 
     def cases(
         self, request_ids: Sequence[str], source: str, depth: int, step: int, *, by_confidence: bool = True
@@ -180,13 +219,18 @@ class Acceptance:
         """
         own = np.array([self._belief(request_id, source, step) for request_id in request_ids])
         said = self._said.get(source) if by_confidence else None
-        places = self._place(source, bool(said), depth)
-        mean, variance = places.mean[None, :depth], places.variance[None, :depth]
-        if said:
-            x = logit(np.array([(*c, *[c[-1]] * depth)[:depth] for c in said]))
+        places = self._place(source, said is not None, depth)
+        mean, variance = np.array([places.mean[:depth]]), np.array([places.variance[:depth]])
+        if said is not None:
+            x = said.log_odds(depth)
             slope = self._slope(source)
             mean, variance = mean + slope.mean[0] * x, variance + slope.variance[0] * x**2
-        return _moderated(mean[None] + own[:, 0, None, None], variance[None] + own[:, 1, None, None])
+        means, variances = mean[None] + own[:, 0, None, None], variance[None] + own[:, 1, None, None]
+        scaled = means / np.sqrt(1.0 + _SHRINK * variances)
+        found: np.ndarray = 1.0 / (1.0 + np.exp(-np.minimum(np.maximum(scaled, -30.0), 30.0)))
+        return found
+
+    # ------------------------------------------------------------------ learning
 
     def learn(self, outcomes: Sequence[Outcome], step: int) -> None:
         """Take the outcomes of one step's rows, one a request.
@@ -195,68 +239,70 @@ class Acceptance:
         from the one that knows more.
         """
         outcomes = [o for o in outcomes if not all(o.certain) or len(o.certain) < o.drafted]
-        sure = [outcome for outcome in outcomes if outcome.confidences]
-        blind = [replace(outcome, confidences=()) for outcome in outcomes]
-        unsure = {outcome.request_id for outcome in outcomes if not outcome.confidences}
+        self._blind.clear()
         self._num_learned += 1
-        if unsure or self._num_learned <= SETTLED or self._num_learned % SETTLED_EVERY == 0:
-            self._learn(blind, step, unsure)
-        self._learn(sure, step, {outcome.request_id for outcome in sure})
-
-    def _learn(self, outcomes: Sequence[Outcome], step: int, own: set[str]) -> None:
-        deepest = max((min(o.accepted + 1, o.drafted) for o in outcomes), default=0)
-        if not deepest:
-            return
-        mean, variance, x = self._model(outcomes, deepest, step)
-        chance = _moderated(mean, variance)
-        place = np.arange(deepest)[None, :]
-        accepted = np.array([o.accepted for o in outcomes])[:, None]
-        judged = (place < np.array([o.drafted for o in outcomes])[:, None]) & (place <= accepted)
-        judged &= ~_certain(outcomes, deepest)
-        surprise = np.where(judged, (place < accepted) - chance, 0.0)
-        slope = np.where(judged, np.maximum(chance * (1.0 - chance), 0.01), 0.0)
-        self._learn_shared(outcomes, _Evidence(judged, surprise, slope, variance, x))
-        if own:
-            self._learn_own(outcomes, step, own, _Evidence(judged, surprise, slope, variance, x))
-
-    def _learn_shared(self, outcomes: Sequence[Outcome], seen: _Evidence) -> None:
-        sources = sorted({(o.source, bool(o.confidences)) for o in outcomes})
-        for source, is_sure in sources:
-            rows = np.array([o.source == source and bool(o.confidences) == is_sure for o in outcomes])
-            weights = self._place(source, is_sure, seen.judged.shape[1])
-            weights.learn(*seen.of(rows, weights.variance))
+        is_due = self._num_learned <= SETTLED or self._num_learned % SETTLED_EVERY == 0
+        learns_blind = is_due or any(not outcome.confidences for outcome in outcomes)
+        seen: dict[tuple[str, bool], _Seen] = {}
+        for outcome in outcomes:
+            is_sure = bool(outcome.confidences)
+            if is_sure and learns_blind:
+                self._judge(outcome, step, seen.setdefault((outcome.source, False), _Seen()))
+            own = self._judge(outcome, step, seen.setdefault((outcome.source, is_sure), _Seen()), is_sure=is_sure)
+            self._learn_own(outcome, step, own)
+        for (source, is_sure), shared in seen.items():
+            self._place(source, is_sure, len(shared.places)).learn(shared.places)
             if is_sure:
-                slope = self._slope(source)
-                slope.learn(*(part.sum(keepdims=True) for part in seen.of(rows, slope.variance, by_x=True)))
+                self._slope(source).learn([shared.slope])
 
-    def _learn_own(self, outcomes: Sequence[Outcome], step: int, which: set[str], seen: _Evidence) -> None:
-        """Each request's own weight, from its row."""
-        beliefs = [self._belief(outcome.request_id, outcome.source, step) for outcome in outcomes]
-        rest = 1.0 + seen.slope * (seen.variance - np.array([variance for _, variance in beliefs])[:, None])
-        information = (seen.slope / rest).sum(axis=1).tolist()
-        pull = (seen.surprise / rest).sum(axis=1).tolist()
-        counts = np.count_nonzero(seen.slope, axis=1).tolist()
-        for r, outcome in enumerate(outcomes):
-            if outcome.request_id not in which or not counts[r]:
+    def _judge(self, outcome: Outcome, step: int, seen: _Seen, *, is_sure: bool = False) -> _Evidence:
+        """Add what one row says of the shared weights; returns what it says of the request's own."""
+        last = min(outcome.accepted + 1, outcome.drafted)
+        places = self._place(outcome.source, is_sure, last)
+        own_mean, own_variance = self._belief(outcome.request_id, outcome.source, step)
+        said: Sequence[float] = ()
+        tilt = doubt = 0.0
+        if is_sure:
+            weights = self._slope(outcome.source)
+            said, tilt, doubt = outcome.confidences, weights.mean[0], weights.variance[0]
+        certain, own = outcome.certain, _Evidence()
+        seen.widen(last)
+        for j in range(last):
+            if j < len(certain) and certain[j]:
                 continue
-            mean, variance = beliefs[r]
-            precision = 1.0 / variance + information[r]
-            mean += min(max(pull[r] / precision, -MAX_MOVE), MAX_MOVE)
-            kept = OWN_MEMORY ** counts[r]
-            again = (1.0 - kept) / OWN_VARIANCE
-            precision *= kept
-            known = self._own.setdefault(outcome.request_id, {})
-            known[outcome.source] = (precision * mean / (precision + again), 1.0 / (precision + again), step)
+            x = logit(said[j]) if j < len(said) else 0.0
+            place, tilted = places.variance[j], doubt * x * x
+            chance = _moderated(own_mean + places.mean[j] + tilt * x, own_variance + place + tilted)
+            surprise, slope = (j < outcome.accepted) - chance, max(chance * (1.0 - chance), 0.01)
+            seen.places[j].add(surprise, slope, own_variance + tilted)
+            own.add(surprise, slope, place + tilted)
+            if is_sure:
+                seen.slope.add(surprise, slope, own_variance + place, x)
+        return own
+
+    def _learn_own(self, outcome: Outcome, step: int, seen: _Evidence) -> None:
+        """A request's own weight, from its row."""
+        if not seen.count:
+            return
+        mean, variance = self._belief(outcome.request_id, outcome.source, step)
+        precision = 1.0 / variance + seen.information
+        mean += min(max(seen.pull / precision, -MAX_MOVE), MAX_MOVE)
+        kept = OWN_MEMORY**seen.count
+        again = (1.0 - kept) / OWN_VARIANCE
+        precision *= kept
+        known = self._own.setdefault(outcome.request_id, {})
+        known[outcome.source] = (precision * mean / (precision + again), 1.0 / (precision + again), step)
 
     def _belief(self, request_id: str, source: str, step: int) -> tuple[float, float]:
         """Mean and variance of a request's own weight, as of this step; nothing is changed."""
-        own = self._own.get(request_id, {}).get(source)
-        if own is None:
+        own = self._own.get(request_id)
+        known = own.get(source) if own is not None else None
+        if known is None:
             return 0.0, OWN_VARIANCE
-        mean, variance, known = own
-        if step <= known + 1:
+        mean, variance, last = known
+        if step <= last + 1:
             return mean, variance
-        memory = SLEEP_MEMORY ** min(step - known, 1000)
+        memory = SLEEP_MEMORY ** min(step - last, 1000)
         kept, again = memory / variance, (1.0 - memory) / OWN_VARIANCE
         return kept * mean / (kept + again), 1.0 / (kept + again)
 
@@ -264,7 +310,8 @@ class Acceptance:
         weights = self._places.get((source, is_sure))
         if weights is None:
             weights = self._places[source, is_sure] = _Weights(0.0 if is_sure else START, PLACE_VARIANCE, size)
-        weights.widen(size)
+        if len(weights.mean) < size:
+            weights.widen(size)
         return weights
 
     def _slope(self, source: str) -> _Weights:
@@ -273,22 +320,25 @@ class Acceptance:
         return self._slopes[source]
 
 
-@dataclass(frozen=True, slots=True)
-class _Evidence:
-    """A step's outcomes as arrays, [R, K]: which were judged, how they surprised, and the doubt they met."""
+class _Said:
+    """What the last few offers of one proposer said of themselves, as log-odds, in a ring of rows."""
 
-    judged: np.ndarray
-    surprise: np.ndarray
-    slope: np.ndarray
-    variance: np.ndarray
-    x: np.ndarray
+    def __init__(self) -> None:
+        self._rows = np.zeros((NUM_CASES, 8))
+        self._count = 0
 
-    def of(self, rows: np.ndarray, own: np.ndarray, *, by_x: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Information, pull and count for the weights of variance `own` that these rows share, each [K]."""
-        x = self.x[rows] if by_x else np.ones_like(self.x[rows])
-        size = self.judged.shape[1]
-        others = np.maximum(self.variance[rows] - own[: size if not by_x else 1] * x**2, 0.0)
-        rest = 1.0 + self.slope[rows] * others
-        information = (self.slope[rows] * x**2 / rest).sum(axis=0)
-        pull = (self.surprise[rows] * x / rest).sum(axis=0)
-        return information, pull, self.judged[rows].sum(axis=0)
+    def add(self, confidences: Sequence[float]) -> None:
+        """One more; behind its end it reads as at its last place."""
+        said = [logit(c) for c in confidences]
+        if len(said) > self._rows.shape[1]:
+            self._rows = np.pad(self._rows, ((0, 0), (0, len(said) - self._rows.shape[1])), mode="edge")
+        row = self._rows[self._count % NUM_CASES]
+        row[: len(said)] = said
+        row[len(said) :] = said[-1]
+        self._count += 1
+
+    def log_odds(self, depth: int) -> np.ndarray:
+        """Of the first `depth` drafts of each, [S, depth]."""
+        rows = self._rows[: self._count]
+        missing = depth - rows.shape[1]
+        return rows[:, :depth] if missing <= 0 else np.pad(rows, ((0, 0), (0, missing)), mode="edge")

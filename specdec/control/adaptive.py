@@ -15,12 +15,14 @@ import numpy as np
 
 from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
 from specdec.control.acceptance import Acceptance, Ask, Outcome
-from specdec.control.asking import NOBODY, Asking, best_asking, net_value
+from specdec.control.asking import NOBODY, Asking, best_asking, net_gain, net_value
+from specdec.control.beliefs import Beliefs, Heard, reached
 from specdec.control.cost import ForwardCost
 from specdec.control.load import Load, Sources, keeps_up
 from specdec.control.planning import Costs, Shape, best_shape, shapes_by_depth
 from specdec.control.probing import KeptPlan, Probes, small_probe
-from specdec.control.trace import RowRecord, StepRecord, Totals, TraceFile
+from specdec.control.step_cost import StepCost, pass_sizes
+from specdec.control.trace import StepRecord, Totals, TraceFile, row_records
 from specdec.controller import FixedLength, attach
 from specdec.request import Request
 
@@ -30,10 +32,9 @@ ZERO_STEPS = 64  # at zero the plan is looked at again after so many steps, or w
 LOAD_FELL = 0.75
 JOIN_STEPS = 8  # or after so many, when a request has joined
 LEARN_EVERY = 16  # at zero the cost model looks at one step in so many
-KEPT_STEPS = 4  # while nobody comes or goes, a plan that leaves the depths to the offers serves so many steps
-SETTLED, SETTLED_EVERY = 64, 4  # after so many steps costs are learned from one step in so many
+KEPT_STEPS = 8  # while nobody comes or goes, a plan that leaves the depths to the offers serves so many steps
+SETTLED, SETTLED_EVERY = 16, 8  # after so many steps costs are learned from one step in so many
 OPENING_STEPS = 32  # catching up is paid back over so many steps
-_NOTHING = np.zeros(0)
 
 
 class AdaptiveLength:
@@ -59,10 +60,11 @@ class AdaptiveLength:
         self.most_rows = most_rows
         self.limits = limits
         self.sources = sources
-        self.verify = verify
-        self.draft = draft
+        self.cost = StepCost(verify, draft)
         self.trace = trace
         self.acceptance = Acceptance()
+        self.beliefs = Beliefs(self.acceptance, looks=sources.looks)
+        self.heard = Heard()
         self.probes = Probes()
         self.totals = Totals()
         self.step = 0
@@ -74,13 +76,13 @@ class AdaptiveLength:
         self._room: dict[str, int] = {}
         self._asked: dict[str, int] = {}
         self._lags: dict[str, int] = {}
-        self._offers: dict[str, tuple[Offer, np.ndarray]] = {}
+        self._offers: dict[str, tuple[Offer, list[float]]] = {}
         self._sleeps_until = 0
         self._slept_at = 0
         self._slept_from = 0
         self._newest: Request | None = None
         self._kept = KeptPlan()
-        self._idle = 0.0  # seconds before the target's forward in steps in which no model drafts
+        self._asking: tuple[int, Asking] | None = None
 
     # ------------------------------------------------------------------ before drafting
 
@@ -93,7 +95,7 @@ class AdaptiveLength:
             self._asked, self._offers = {}, {}
             return
         self._room, self._asked, self._lags, self._offers = {}, {}, {}, {}
-        self._kept.until = 0
+        self._kept.until, self._asking = 0, None
         decoding = [r for r in running if r.num_owed_tokens == 1]
         if not decoding:
             self._sleeps_until = 0
@@ -115,6 +117,10 @@ class AdaptiveLength:
         return self.step < self._slept_from + JOIN_STEPS or (bool(running) and running[-1] is self._newest)
 
     def _plan(self, decoding: Sequence[Request], prompts: int) -> None:
+        for request in decoding:
+            if request.num_output_tokens == 1:  # whoever went by its name before
+                self.acceptance.forget(request.request_id)
+                self.heard.forget(request.request_id)
         able = [(r, most) for r in decoding if (most := min(self.limits.budget(r), r.max_drafts)) > 0]
         base = Load(len(decoding), sum(r.num_tokens for r in decoding), prompts)
         free = self._weigh(able, base, self.sources.free, is_free=True)
@@ -139,29 +145,29 @@ class AdaptiveLength:
         """The best shape of each depth, drafted by these proposers; the plain one first."""
         if not sources or not able:
             return []
-        ladders = self._ladders(able, sources)
-        verify = load.verifying(self.verify, ladders.size)
-        if is_free or self.draft is None:
-            return shapes_by_depth(load.decoding, ladders, Costs(verify))
+        ladders = [self._ladder(request.request_id, most, sources) for request, most in able]
+        verify = self.cost.verifying(load, sum(map(len, ladders)))
+        if is_free or self.cost.draft is None:
+            plain, *drafting = shapes_by_depth(load.decoding, ladders, Costs(verify))
+            return [plain, *(self._where_offered(shape, plain, able) for shape in drafting)]
         for request, _ in able:
             self._lags[request.request_id] = self.sources.lag(request)
         behind = sum(max(self._lags[request.request_id] - 2, 0) for request, _ in able)
-        opening = self.draft.at(behind) / OPENING_STEPS
-        drafting = self.draft.span(0, len(able))
-        return shapes_by_depth(load.decoding, ladders, Costs(verify, drafting, opening))
+        opening = self.cost.draft.at(behind) / OPENING_STEPS + self.cost.overhead
+        return shapes_by_depth(load.decoding, ladders, Costs(verify, self.cost.drafting(len(able)), opening))
 
-    def _ladders(self, able: Sequence[tuple[Request, int]], sources: Sequence[str]) -> np.ndarray:
-        """S of every request, by the proposer from which most is expected."""
-        found: np.ndarray | None = None
-        for source in sources:
-            asks = [Ask(request.request_id, source, most) for request, most in able]
-            ladders = np.cumprod(self.acceptance.chances(asks, self.step), axis=1)
-            if found is None:
-                found = ladders
-            else:
-                found = np.where((ladders.sum(axis=1) > found.sum(axis=1))[:, None], ladders, found)
-        assert found is not None
-        return found
+    def _ladder(self, request_id: str, most: int, sources: Sequence[str]) -> list[float]:
+        """S of a request, by the proposer from which most is expected."""
+        asks = (Ask(request_id, source, most) for source in sources)
+        return max((reached(self.acceptance.of(ask, self.step)) for ask in asks), key=sum)
+
+    def _where_offered(self, shape: Shape, plain: Shape, able: Sequence[tuple[Request, int]]) -> Shape:
+        """A shape of free drafts, of which only some will be offered; looking for them takes its time in any case."""
+        shares = [self.heard.share(r.request_id) for (r, _), depth in zip(able, shape.depths, strict=True) if depth]
+        share = sum(shares) / max(len(shares), 1)
+        seconds = plain.seconds + share * (shape.seconds - plain.seconds) + self.cost.overhead
+        expected = share * shape.expected
+        return Shape(shape.depths, expected, seconds, (plain.rate * plain.seconds + expected) / seconds)
 
     def _settle(self, free: Sequence[Shape], costly: Sequence[Shape]) -> tuple[Shape, int]:
         """The best shape, or the one of the level that is served now where the best is hardly better.
@@ -199,10 +205,11 @@ class AdaptiveLength:
 
     def _seconds_of(self, depths: Sequence[int], lags: Sequence[int], load: Load) -> float:
         """What a step with these depths takes, catching up in full."""
-        seconds = float(load.verifying(self.verify, sum(depths))[-1])
-        if self.draft is not None and self.sources.costly is not None:
-            seconds += sum(self.draft.at(sum(d > j for d in depths)) for j in range(1, max(depths)))
-            seconds += self.draft.at(sum(lag for lag, depth in zip(lags, depths, strict=True) if depth))
+        seconds = self.cost.verifying(load, sum(depths))[-1]
+        if self.sources.costly is not None:
+            behind = sum(lag for lag, depth in zip(lags, depths, strict=True) if depth)
+            sizes = [behind, *(sum(d > j for d in depths) for j in range(1, max(depths)))]
+            seconds += self.cost.passes(sizes)
         return seconds
 
     def _rest(self, num_decoding: int, shape: Shape) -> None:
@@ -235,98 +242,89 @@ class AdaptiveLength:
 
     def choose(self, row: Row, offers: Sequence[Offer]) -> int:
         """The offer from which most accepted drafts are expected; the earlier one of equals."""
-        return max(range(len(offers)), key=lambda i: self._expected_of(row, offers[i]))
+        return max(range(len(offers)), key=lambda i: self.beliefs.expected(row, offers[i], self.step))
 
     def model_depths(self, rows: Sequence[Row], free: Sequence[Offer]) -> list[int]:
         """How many drafts to ask of the model for each row, now that the free offers are known."""
         depths = [0] * len(rows)
         able = [i for i, row in enumerate(rows) if row.max_drafts]
-        if able and self.sources.costly is not None and self.draft is not None:
+        if able and self.sources.costly is not None and self.cost.draft is not None:
+            self.heard.note(rows, free)
             if self._kind == "probe":
                 asked, depth = [i for i in able if not free[i].token_ids], self.limits.num_speculative_tokens
             else:
-                asking = self._whom_to_ask(rows, able, free)
+                asking = self._asking_of(rows, able, free)
                 asked, depth = [able[r] for r in asking.rows], asking.depth
             for i in asked:
                 depths[i] = min(depth, rows[i].max_drafts)
         self._asked = {row.request.request_id: depth for row, depth in zip(rows, depths, strict=True) if depth}
         return depths
 
+    def _asking_of(self, rows: Sequence[Row], able: Sequence[int], free: Sequence[Offer]) -> Asking:
+        """Whom to ask; where nobody has a free offer, what was found a step ago serves as long as the plan does."""
+        if any(free[i].token_ids for i in able):
+            return self._whom_to_ask(rows, able, free)
+        if self._asking is None or self._asking[0] != len(able) or self.step >= self._kept.until:
+            self._asking = (len(able), self._whom_to_ask(rows, able, free))
+        asking = self._asking[1]
+        if asking.gain < 0.0:  # a probe
+            self._asking = None
+        return asking
+
     def _whom_to_ask(self, rows: Sequence[Row], able: Sequence[int], free: Sequence[Offer]) -> Asking:
         """The rows for which the model's passes pay, or a probe of them where none do."""
-        assert self.sources.costly is not None and self.draft is not None
+        assert self.sources.costly is not None and self.cost.draft is not None
         load = Load.of(rows)
-        most = np.array([rows[i].max_drafts for i in able])
-        size, deepest = len(able), int(most.max())
+        most = [rows[i].max_drafts for i in able]
+        size, deepest = len(able), max(most)
         names = [rows[i].request.request_id for i in able]
-        given = self.acceptance.chances([self._ask(rows[i], free[i]) for i in able], self.step)
-        verify = load.verifying(self.verify, 2 * size * deepest)
-        base = best_shape(load.decoding, np.cumprod(given, axis=1), Costs(verify))
+        given = [self.beliefs.of(rows[i], free[i], self.step) for i in able]
+        verify = self.cost.verifying(load, 2 * size * deepest)
+        base = best_shape(load.decoding, [reached(own) for own in given], Costs(verify))
         beside = verify[base.num_drafts :][: size * deepest + 1 : size]
-        extra = (beside - beside[0]) / size
+        extra = [(seconds - beside[0]) / size for seconds in beside]
         looks = self.sources.looks
         chances = self.acceptance.cases(names, self.sources.costly, deepest, self.step, by_confidence=looks)
-        chances = np.where(np.arange(deepest) < most[:, None, None], chances, 0.0)
+        for r, own in enumerate(most):
+            if own < deepest:
+                chances[r, :, own:] = 0.0
         value = net_value(chances, extra, base.rate)
-        if given.size:
-            value = value - net_value(given[:, None], extra, base.rate)[:, -1:]
-        behind = sum(max(self._lags.get(name, 1) - 2, 0) for name in names)
-        asking = best_asking(value, self.draft.span(0, size), base.rate, self.draft.at(behind) / OPENING_STEPS)
+        value -= np.array([net_gain(own, extra, base.rate) for own in given])[:, None]
+        behind = sum(max(self._lags.get(name, 1) - 2, 0) for name in names) if self._lags else 0
+        opening = self.cost.draft.at(behind) / OPENING_STEPS
+        asking = best_asking(value, self.cost.draft.span(0, size), base.rate, opening)
         if asking.gain > 0.0 or self.probes.model_is_due(self.step, -asking.gain / load.decoding):
             return asking
         return NOBODY
-
-    def _ask(self, row: Row, offer: Offer) -> Ask:
-        most = min(len(offer.token_ids), row.max_drafts)
-        confidences = offer.confidences[:most] if self.sources.looks else ()
-        return Ask(row.request.request_id, offer.source, most, confidences, offer.certain[:most])
-
-    def _expected_of(self, row: Row, offer: Offer) -> float:
-        """Drafts of an offer that will be accepted."""
-        return float(np.cumprod(self.acceptance.chances([self._ask(row, offer)], self.step)).sum())
 
     # ------------------------------------------------------------------ after drafting
 
     def admit(self, plan: Plan, drafts: Drafts) -> Batch:
         """Keep the drafts that are worth verifying; where looking is not allowed, all that were planned."""
+        if self._room and self.cost.draft is None:
+            self.heard.note(plan.rows, drafts.offers)
         self._is_plain = drafts.offers.count(NO_OFFER) == len(drafts.offers)
         if self._is_plain:
             return Batch(plan.rows)
         offered = [(i, row, offer) for i, (row, offer) in enumerate(zip(plan, drafts, strict=True)) if offer.token_ids]
-        asks = [self._ask(row, offer) for _, row, offer in offered]
-        self.acceptance.note(asks)
-        chances = self.acceptance.chances(asks, self.step)
+        self.acceptance.note([self.beliefs.ask(row, o) for _, row, o in offered if o.source == self.sources.costly])
+        chances = [self.beliefs.of(row, offer, self.step) for _, row, offer in offered]
         if self.sources.looks and self._kind != "probe":
-            depths: Sequence[int] = self._worthwhile(plan, np.cumprod(chances, axis=1))
+            depths: Sequence[int] = self._worthwhile(plan, [reached(own) for own in chances])
         else:
             depths = [row.max_drafts for _, row, _ in offered]
         rows = list(plan.rows)
-        for r, ((i, row, offer), depth) in enumerate(zip(offered, depths, strict=True)):
-            self._offers[row.request.request_id] = (offer, chances[r, :depth])
+        for (i, row, offer), own, depth in zip(offered, chances, depths, strict=True):
+            self._offers[row.request.request_id] = (offer, own[:depth])
             rows[i] = attach(row, offer.cut(depth))
         return Batch(tuple(rows))
 
-    def _worthwhile(self, plan: Plan, ladders: np.ndarray) -> tuple[int, ...]:
+    def _worthwhile(self, plan: Plan, ladders: Sequence[Sequence[float]]) -> tuple[int, ...]:
         """Drafts of each offer that pay for their verification; what drafting took is spent already."""
         load = Load.of(plan.rows)
-        verify = load.verifying(self.verify, ladders.size) + self._drafting_seconds(plan.rows)
+        spent = self.cost.passes(pass_sizes(plan.rows, self._asked, self._lags)) + self.cost.overhead
+        verify = self.cost.verifying(load, sum(map(len, ladders)), spent)
         return best_shape(load.decoding, ladders, Costs(verify)).depths
-
-    def _drafting_seconds(self, rows: Sequence[Row]) -> float:
-        sizes = self._passes(rows)
-        return sum(self.draft.at(n) for n in sizes) if self.draft is not None else 0.0
-
-    def _passes(self, rows: Sequence[Row]) -> list[int]:
-        """Tokens of each of the costly proposer's passes in this step."""
-        if self.draft is None or not self._asked:
-            return []
-        asked = [self._asked.get(row.request.request_id, 0) if row.max_drafts else 0 for row in rows]
-        first = sum(
-            (self._lags.get(row.request.request_id, 1) if row.chooses else row.num_base)
-            for row, depth in zip(rows, asked, strict=True)
-            if depth or row.num_base > 1
-        )
-        return [first, *(sum(depth > j for depth in asked) for j in range(1, max(asked, default=0)))]
 
     # ------------------------------------------------------------------ afterwards
 
@@ -340,28 +338,17 @@ class AdaptiveLength:
             return
         if not is_plain:
             self._learn_acceptance(batch, verdict)
-        if self.trace is None and self.verify.num_observed > SETTLED and totals.num_steps % SETTLED_EVERY:
-            return
         load = Load.of(batch.rows)
-        predicted = self._learn_cost(batch, load, seconds, is_plain)
+        if is_plain:
+            self.probes.saw_plain(self.step, load.decoding)
+        passes = pass_sizes(batch.rows, self._asked, self._lags) if self.cost.draft is not None else []
+        self.cost.hear_host(seconds, is_on=bool(self._room), has_passes=bool(passes))
+        if self.trace is None and self.cost.verify.num_observed > SETTLED and totals.num_steps % SETTLED_EVERY:
+            return
+        predicted = self.cost.observe(batch.num_tokens, load, passes, seconds)
         totals.time(predicted, seconds.draft + seconds.verify)
         if self.trace is not None:
             self.trace.write(self._record(batch, verdict, load, predicted, seconds))
-
-    def _learn_cost(self, batch: Batch, load: Load, seconds: StepSeconds, is_plain: bool) -> float:
-        """Returns the seconds that were expected."""
-        tokens = batch.num_tokens
-        predicted = self.verify.seconds(tokens, load.keys, load.prompts)
-        self.verify.observe([tokens], seconds.verify, load.keys, load.prompts)
-        if is_plain:
-            self.probes.saw_plain(self.step, load.decoding)
-        passes = self._passes(batch.rows)
-        if passes and self.draft is not None:
-            predicted += self._idle + sum(self.draft.at(n) for n in passes)
-            self.draft.observe(passes, max(seconds.draft - self._idle, 0.25 * seconds.draft))
-        elif self.sources.free:
-            self._idle += 0.1 * (min(seconds.draft, 4.0 * self._idle or seconds.draft) - self._idle)
-        return predicted
 
     def _learn_acceptance(self, batch: Batch, verdict: Verdict) -> None:
         outcomes = []
@@ -375,26 +362,18 @@ class AdaptiveLength:
                 confidences, certain = offer.confidences[:drafted], offer.certain[:drafted]
                 outcomes.append(Outcome(row.request.request_id, row.source, drafted, accepted, confidences, certain))
         self.acceptance.learn(outcomes, self.step)
+        if self._kind == "probe" and outcomes:
+            self.probes.found(sum(outcome.accepted for outcome in outcomes))
 
     def _record(self, batch: Batch, verdict: Verdict, load: Load, predicted: float, seconds: StepSeconds) -> StepRecord:
-        rows = []
-        for index, row in enumerate(batch):
-            if row.chooses and row.num_base == 1:
-                offer, own = self._offers.get(row.request.request_id, (NO_OFFER, _NOTHING))
-                gain = float(np.cumprod(own).sum())
-                drafted, admitted = len(offer.token_ids), len(row.draft_token_ids)
-                rows.append(
-                    RowRecord(
-                        row.request.request_id, offer.source, row.max_drafts, drafted, admitted,
-                        verdict.num_accepted(index), gain, tuple(own.tolist()),
-                    )
-                )  # fmt: skip
         rate = self._shape.rate if self._shape is not None else self._plain_rate
         return StepRecord(
             self.step, self._kind, load.decoding, load.prompts, load.keys, batch.num_tokens, predicted,
-            seconds.draft, seconds.verify, rate, self._plain_rate, tuple(rows),
+            seconds.draft, seconds.verify, rate, self._plain_rate, row_records(batch, verdict, self._offers),
         )  # fmt: skip
 
     def _prune(self, running: Sequence[Request], waiting: Sequence[Request]) -> None:
         if self.acceptance.num_requests > 2 * len(running) + 64:
-            self.acceptance.keep({r.request_id for r in running} | {r.request_id for r in waiting})
+            kept = {r.request_id for r in running} | {r.request_id for r in waiting}
+            self.acceptance.keep(kept)
+            self.heard.keep(kept)

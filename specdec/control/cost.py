@@ -67,10 +67,11 @@ class ForwardCost:
         self._covariance[_PROMPT, _PROMPT] = (0.1 * float(self._seed[-1]) / self.grid[-1]) ** 2
         distance = np.abs(octaves[:, None] - octaves[None, :])
         self._covariance[_FIRST:, _FIRST:] = BEND_STD**2 * np.exp(-distance / BEND_OCTAVES)
+        self._bend_variances = self._covariance.reshape(-1)[_FIRST * (size + 1) :: size + 1]  # a view
         self._seen: set[int] = set()
         self._runs: dict[int, int] = {}
         self._sizes = np.arange(self.grid[-1] + 1)
-        self._curve: np.ndarray | None = None
+        self._curve: list[float] | None = None
         self.num_observed = 0
 
     # ------------------------------------------------------------------ reading
@@ -84,14 +85,14 @@ class ForwardCost:
         """Seconds of a forward of so many tokens, all scored, with no context; 0 for none."""
         curve = self._curve if self._curve is not None else self._draw()
         last = len(curve) - 1
-        return float(curve[tokens]) if tokens <= last else float(curve[last]) * tokens / last
+        return curve[tokens] if tokens <= last else curve[last] * tokens / last
 
-    def span(self, first: int, last: int) -> np.ndarray:
+    def span(self, first: int, last: int) -> list[float]:
         """The same for first..last tokens."""
         curve = self._curve if self._curve is not None else self._draw()
         if last < len(curve):
             return curve[first : last + 1]
-        return np.array([self.at(n) for n in range(first, last + 1)])
+        return [self.at(n) for n in range(first, last + 1)]
 
     def seconds(self, tokens: int, keys: int = 0, prompts: int = 0) -> float:
         """The same with `keys` cached tokens read and `prompts` of the tokens not scored."""
@@ -105,14 +106,15 @@ class ForwardCost:
         i = min(max(bisect.bisect_right(grid, tokens) - 1, 0), len(grid) - 2)
         return i, min(max((tokens - grid[i]) / (grid[i + 1] - grid[i]), 0.0), 1.0)
 
-    def _draw(self) -> np.ndarray:
+    def _draw(self) -> list[float]:
         """The curve, made monotone on the grid from both sides so that noise neither lifts nor lowers it."""
         raw = self._seed * np.exp(self._state[_FIRST:] + self._state[_SCALE])
         up = np.maximum.accumulate(raw)
         down = np.minimum.accumulate(raw[::-1])[::-1]
-        self._curve = np.interp(self._sizes, self.grid, (up + down) / 2)
-        self._curve[0] = 0.0
-        return self._curve
+        curve: list[float] = np.interp(self._sizes, self.grid, (up + down) / 2).tolist()
+        curve[0] = 0.0
+        self._curve = curve
+        return curve
 
     # ------------------------------------------------------------------ learning
 
@@ -124,16 +126,20 @@ class ForwardCost:
         expected, slope = self._linearise(sizes, keys, prompts)
         p = self._covariance
         p[_SCALE, _SCALE] += SCALE_WANDER**2
-        p.flat[_FIRST * (len(p) + 1) :: len(p) + 1] += BEND_WANDER**2
+        self._bend_variances += BEND_WANDER**2
         is_first = any(n not in self._seen for n in sizes)
         self._seen.update(sizes)
         noise = (FIRST_NOISE_STD if is_first else NOISE_STD) ** 2
         surprise = math.log(seconds / expected)
-        noise = self._judge(surprise, float(slope @ p @ slope), noise, self._place(max(sizes))[0])
         moved = p @ slope
-        spread = float(slope @ moved) + noise
+        doubt = float(slope @ moved)
+        counted = self._judge(surprise, doubt, noise, self._place(max(sizes))[0])
+        if counted is None:  # a change
+            moved = p @ slope
+            doubt, counted = float(slope @ moved), noise
+        spread = doubt + counted
         self._state = self._state + moved * (surprise / spread)
-        p -= np.outer(moved, moved / spread)
+        p -= moved[:, None] * (moved / spread)
         self._state[_KEY] = max(self._state[_KEY], self._key_floor)
         self._state[_PROMPT] = max(self._state[_PROMPT], 0.0)
         self._curve = None
@@ -141,25 +147,27 @@ class ForwardCost:
 
     def _linearise(self, sizes: Sequence[int], keys: int, prompts: int) -> tuple[float, np.ndarray]:
         """The expected seconds, and how their logarithm depends on each part of the state."""
-        slope = np.zeros(len(self._state))
+        state, seed = self._state.tolist(), self._seed
+        parts = [0.0] * len(state)
         total = 0.0
         for n in sizes:
             i, share = self._place(n)
             stretch = max(n / self.grid[-1], 1.0)
             for place, weight in ((i, 1.0 - share), (i + 1, share)):
-                value = weight * stretch * float(self._seed[place]) * math.exp(self._state[_FIRST + place])
-                slope[_FIRST + place] += value
+                value = weight * stretch * float(seed[place]) * math.exp(state[_FIRST + place])
+                parts[_FIRST + place] += value
                 total += value
-        whole = max(total + float(self._state[_KEY]) * keys - float(self._state[_PROMPT]) * prompts, 0.25 * total)
+        whole = max(total + state[_KEY] * keys - state[_PROMPT] * prompts, 0.25 * total)
+        slope = np.array(parts)
         slope /= whole
         slope[_SCALE], slope[_KEY], slope[_PROMPT] = 1.0, keys / whole, -prompts / whole
         return whole * self.scale, slope
 
-    def _judge(self, surprise: float, doubt: float, noise: float, place: int) -> float:
+    def _judge(self, surprise: float, doubt: float, noise: float, place: int) -> float | None:
         """The noise to count a step with: an outlier's grows until it moves less the further it is out.
 
         Several outliers of a size to one side are a change: then the machine's speed is doubted, and
-        a little the size's own place.
+        a little the size's own place, and the answer is None.
         """
         limit = CLIP * math.sqrt(doubt + noise)
         run = self._runs.get(place, 0)
@@ -173,7 +181,7 @@ class ForwardCost:
         self._runs[place] = 0
         for i, share in ((_SCALE, 1.0), (_FIRST + place, 0.1), (_FIRST + place + 1, 0.1)):
             self._covariance[i, i] += share * surprise**2
-        return noise
+        return None
 
 
 def _extend(grid: np.ndarray, sizes: Sequence[int], seconds: np.ndarray) -> np.ndarray:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from specdec.batch import Row
-from specdec.control.cost import ForwardCost
 from specdec.request import Request
 
 
@@ -55,9 +52,3 @@ class Load:
             else:
                 prompts += row.num_base
         return cls(decoding, keys, prompts)
-
-    def verifying(self, cost: ForwardCost, most: int) -> np.ndarray:
-        """Seconds of decoding with 0..most drafts, [most + 1]: alone, and what drafts add beside the prompts."""
-        base = self.decoding + self.prompts
-        rest = cost.seconds(self.decoding, self.keys) - cost.at(base)
-        return cost.span(base, base + most) + rest

@@ -14,6 +14,8 @@ from specdec.request import Request
 SHARE, YOUNG_SHARE, YOUNG_STEPS = 0.006, 0.03, 100  # of all steps; more in the beginning
 FEWEST_STEPS = 8  # between two probes of a kind
 FIRST_CREDIT = 50  # steps credited at the start, so that little is believed for long
+SURE, SURE_STEPS = 0.5, 10_000  # what was seen to be better by so much is doubted as little as after these steps
+MOST_PATIENCE = 8  # times the wait, after probes of which no draft was right
 ROWS_PART, MOST_DRAFTS = 8, 3  # a probe drafts for one row in eight, so deep
 
 
@@ -27,21 +29,30 @@ class Probes:
         self.next_draft = 0
         self._last_draft = -FIRST_CREDIT
         self._last_plain: dict[int, int] = {}
+        self._seen_plain: set[int] = set()
         self._last_model = -FIRST_CREDIT
+        self._patience = 1
 
     def draft_is_due(self, step: int, loss: float) -> bool:
         """True where a probe with drafts can be afforded now; it is then taken to be made."""
-        self.next_draft = self._last_draft + _interval(step, loss)
+        interval = self._patience * _interval(step, loss)
+        self.next_draft = self._last_draft + interval
         if step < self.next_draft:
             return False
         self._last_draft = step
-        self.next_draft = step + _interval(step, loss)
+        self.next_draft = step + interval
         return True
+
+    def found(self, num_accepted: int) -> None:
+        """What a probe with drafts brought: where none was right the wait for the next is twice as long."""
+        self._patience = 1 if num_accepted else min(2 * self._patience, MOST_PATIENCE)
 
     def plain_is_due(self, step: int, rows: int, loss: float) -> bool:
         """True where a step without drafts can be afforded, for a number of rows like this one."""
-        last = self._last_plain.setdefault(rows.bit_length(), step - FIRST_CREDIT // 2)
-        return step >= last + _interval(step, loss)
+        size = rows.bit_length()
+        last = self._last_plain.setdefault(size, step - FIRST_CREDIT // 2)
+        is_sure = loss >= SURE and size in self._seen_plain
+        return step >= last + _interval(SURE_STEPS if is_sure else step, loss)
 
     def model_is_due(self, step: int, loss: float) -> bool:
         """True where asking a model can be afforded while free offers serve; it is then taken to be made."""
@@ -53,6 +64,7 @@ class Probes:
     def saw_plain(self, step: int, rows: int) -> None:
         """A step without drafts was served, for whatever reason."""
         self._last_plain[rows.bit_length()] = step
+        self._seen_plain.add(rows.bit_length())
 
 
 class KeptPlan:

@@ -8,10 +8,14 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import TextIO
 
+from specdec.batch import NO_OFFER, Batch, Offer, Verdict
 from specdec.errors import InvalidRequestError
 
 logger = logging.getLogger("specdec")
@@ -38,6 +42,27 @@ class RowRecord:
     accepted: int
     gain: float
     chances: tuple[float, ...] = ()
+
+
+def row_records(
+    batch: Batch, verdict: Verdict, offers: Mapping[str, tuple[Offer, Sequence[float]]]
+) -> tuple[RowRecord, ...]:
+    """Of the rows that decode.
+
+    offers   request -> what was offered, and the chances of what was admitted of it
+    """
+    records = []
+    for index, row in enumerate(batch):
+        if row.chooses and row.num_base == 1:
+            offer, own = offers.get(row.request.request_id, (NO_OFFER, ()))
+            drafted, admitted = len(offer.token_ids), len(row.draft_token_ids)
+            accepted, gain = verdict.num_accepted(index), sum(accumulate(own, mul))
+            records.append(
+                RowRecord(
+                    row.request.request_id, offer.source, row.max_drafts, drafted, admitted, accepted, gain, tuple(own)
+                )
+            )  # fmt: skip
+    return tuple(records)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ nothing: what an offer is worth, and whether a model shall be asked at all, is t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -44,8 +43,8 @@ class HybridProposer:
         best = [self._best(row, [offers[i] for offers in offered]) for i, row in enumerate(plan)]
         if self.costly is not None:
             rows = self._asking(plan.rows, best)
-            costly = self.costly.propose(replace(plan, rows=tuple(rows))).offers
-            best = [self._best(row, [free, own]) for row, free, own in zip(plan, best, costly, strict=True)]
+            costly = self.costly.propose(Plan(tuple(rows), plan.joined, plan.left)).offers
+            best = [self._best(row, (free, own)) for row, free, own in zip(plan, best, costly, strict=True)]
         return Drafts(tuple(best))
 
     def _best(self, row: Row, offers: Sequence[Offer]) -> Offer:
@@ -57,11 +56,9 @@ class HybridProposer:
 
     def _asking(self, rows: Sequence[Row], free: Sequence[Offer]) -> list[Row]:
         """The rows as the model shall see them: with room for what the policy wants of it."""
-        able = [replace(row, max_drafts=self._model_room(row)) for row in rows]
+        able = [row.with_room(self._model_room(row)) for row in rows]
         wanted = self.policy.model_depths(able, free)
-        return [
-            replace(row, max_drafts=max(min(depth, row.max_drafts), 0)) for row, depth in zip(able, wanted, strict=True)
-        ]
+        return [row.with_room(max(min(depth, row.max_drafts), 0)) for row, depth in zip(able, wanted, strict=True)]
 
     def _model_room(self, row: Row) -> int:
         """The row's room within the model's length."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specdec.control.acceptance import Acceptance, Ask, Outcome
+from tests.controller.array_acceptance import WIDTH, ArrayAcceptance
 
 SOURCE = "someone"
 
@@ -128,3 +129,44 @@ def test_forced_drafts_are_certain_and_teach_nothing() -> None:
     assert said[1].tolist() == [1.0, 1.0, 1.0, 0.0]
     assert ask(acceptance, "r", 2, 200)[1] < 0.25 < ask(alone, "r", 1, 200)[0] < 1.0
     assert ask(acceptance, "f", 1, 200) == ask(Acceptance(), "f", 1, 200)  # nothing is known of its guesses
+
+
+def test_one_float_at_a_time_finds_what_arrays_find() -> None:
+    """600 steps of up to nine rows, three sources, one without confidences; some drafts are forced."""
+    rng, quick, slow, step = random.Random(5), Acceptance(), ArrayAcceptance(), 0
+    for _ in range(600):
+        step += 1 if rng.random() < 0.9 else 6
+        asks, outcomes = [], []
+        for name in map(str, rng.sample(range(12), rng.randint(1, 9))):
+            depth, source = rng.randint(1, WIDTH), rng.choice("xyz")
+            confidences = tuple(rng.random() for _ in range(depth)) if source != "z" else ()
+            certain = tuple(rng.random() < 0.2 for _ in range(depth)) if rng.random() < 0.2 else ()
+            asks.append(Ask(name, source, depth, confidences, certain))
+            outcomes.append(Outcome(name, source, depth, rng.randint(0, depth), confidences, certain))
+        said = quick.chances(asks, step)
+        assert said == pytest.approx(slow.chances(asks, step)[:, : said.shape[1]], abs=1e-9)
+        quick.learn(outcomes, step)
+        slow.learn(outcomes, step)
+
+
+def test_cases_are_what_would_be_said_of_offers_like_the_last() -> None:
+    """Each row in each case: the chances of an offer with those confidences, the last one going on behind its end."""
+    acceptance, said = Acceptance(), [(0.2,), (0.9, 0.8, 0.7), (0.5,) * 10]
+    for step, confidences in enumerate(said):
+        acceptance.learn([Outcome("a", SOURCE, 1, step % 2, confidences[:1])], step)
+    acceptance.note([Ask("a", SOURCE, len(c), c) for c in said])
+    for depth in (2, 7, 12):
+        found = acceptance.cases(["a", "b"], SOURCE, depth, 9)
+        for r, name in enumerate(("a", "b")):
+            for s, confidences in enumerate(said):
+                padded = (*confidences, *[confidences[-1]] * depth)[:depth]
+                assert found[r, s].tolist() == pytest.approx(ask(acceptance, name, depth, 9, padded))
+
+
+def test_a_new_request_of_an_old_name_is_new() -> None:
+    acceptance = Acceptance()
+    for step in range(20):
+        acceptance.learn([Outcome("r", SOURCE, 1, 0, (0.5,)), Outcome("other", SOURCE, 1, 1, (0.5,))], step)
+    known = ask(acceptance, "r", step=20)
+    acceptance.forget("r")
+    assert ask(acceptance, "r", step=20)[0] == ask(acceptance, "new", step=20)[0] > known[0] + 0.1

@@ -73,7 +73,7 @@ def test_a_draft_that_knows_when_it_is_right_is_asked_where_its_average_would_no
     """One offer in four is surely right, the others surely wrong and not verified; against one that cannot tell."""
     for tells in (True, False):
         controller = policy(free_is_right=False, draft_seconds=0.0007)
-        controller.verify = ForwardCost(512, {1: 0.01, 2: 0.014, 512: 2.0})
+        controller.cost.verify = ForwardCost(512, {1: 0.01, 2: 0.014, 512: 2.0})
         for step in range(200):
             right = step % 4 == 0
             sure = ((0.99 if right else 0.01) if tells else 0.3,) * 4
@@ -96,6 +96,21 @@ def test_a_model_that_was_passed_over_is_tried_again() -> None:
         controller.step = step
         tried.append(controller.model_depths([row], [LOOKUP])[0] > 0)
     assert 5 < sum(tried) < 100
+
+
+def test_whom_to_ask_is_worked_out_again_where_a_free_offer_comes_or_the_plan_is_new() -> None:
+    """While a plan is kept and nobody has a free offer, the last answer serves; it is the one a new search gives."""
+    controller, request, counted = policy(free_is_right=True), decoding("r"), []
+    search = controller._whom_to_ask
+    controller._whom_to_ask = lambda *given: (counted.append(1), search(*given))[1]  # type: ignore[method-assign]
+    for free in (NO_OFFER, NO_OFFER, NO_OFFER, LOOKUP, NO_OFFER):
+        controller.prepare([request], [])
+        row = Row(request, 9, 1, controller.budget(request))
+        assert controller.model_depths([row], [free]) == [0 if free is LOOKUP else 4]
+    assert len(counted) == 2
+    controller.prepare([request, decoding("s")], [])
+    rows = [Row(request, 9, 1, 4), Row(decoding("s"), 9, 1, 4)]
+    assert controller.model_depths(rows, [NO_OFFER, NO_OFFER]) == [4, 4] and len(counted) == 3
 
 
 def test_the_better_offer_is_taken() -> None:

@@ -1,0 +1,138 @@
+"""Claims about the host's time: it is measured where it is spent, and speculation that gains less is turned off."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evals import controller_cost, results
+from evals.sim_run import SOURCE
+from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
+from specdec.control.acceptance import Acceptance, Outcome
+from specdec.control.adaptive import AdaptiveLength
+from specdec.control.beliefs import Beliefs, Heard
+from specdec.control.cost import ForwardCost
+from specdec.control.load import Sources
+from specdec.control.step_cost import Average
+from specdec.controller import FixedLength
+from tests.controller.test_adaptive import decoding
+from tests.engines import ids, llm
+
+K = 3
+
+
+def share_with_room(host: float, looking: float, offered: float, *, chance: float = 0.6, steps: int = 600) -> float:
+    """Of the last half of the steps of one long request: where it might draft. A forward takes 10 ms, a draft 0.5 ms.
+
+    host, looking   seconds of the controller and of the proposer in a step that may draft
+    offered         how often there is an offer, of drafts that are right with one chance
+    """
+    rng = random.Random(7)
+    controller = AdaptiveLength(FixedLength(K, None), Sources(free=(SOURCE,)), ForwardCost(64, {1: 0.01, 9: 0.014}))
+    request, found = decoding("r", most=10**6), []
+    for _ in range(steps):
+        controller.prepare([request], [])
+        room = controller.budget(request)
+        plan = Plan((Row(request, request.num_tokens - 1, 1, room),))
+        offer = Offer((1,) * room, SOURCE) if room and rng.random() < offered else NO_OFFER
+        batch = controller.admit(plan, Drafts((offer,)))
+        drafted = batch.num_tokens - 1
+        accepted = next((j for j in range(drafted) if rng.random() > chance), drafted)
+        verdict = Verdict(((1,) * (accepted + 1),), (False,))
+        is_on = bool(room)
+        seconds = StepSeconds(is_on * looking, 0.01 + 0.0005 * drafted, is_on * host)
+        controller.observe(batch, verdict, seconds)
+        found.append(is_on)
+    return sum(found[steps // 2 :]) / (steps - steps // 2)
+
+
+def test_what_the_host_takes_is_weighed_against_what_drafts_gain() -> None:
+    """Offers in every step gain about 0.8 tokens for 1.5 ms: worth 1 ms of the host's, but not 20 ms."""
+    assert share_with_room(0.0, 0.0, 1.0) > 0.9
+    assert share_with_room(0.0005, 0.0005, 1.0) > 0.9
+    assert share_with_room(0.02, 0.0, 1.0) < 0.1
+    assert share_with_room(0.0, 0.02, 1.0) < 0.1
+
+
+def test_seldom_offers_are_not_worth_looking_for_where_looking_is_dear() -> None:
+    """The same 1.5 ms of the host: one step in twenty has an offer, or every one."""
+    assert share_with_room(0.001, 0.0005, 0.05) < 0.2
+    assert share_with_room(0.001, 0.0005, 1.0) > 0.9
+    assert share_with_room(0.0, 0.0, 0.05) > 0.5  # where looking is free, seldom is good enough
+
+
+def test_an_average_is_not_misled_by_cold_starts_and_outliers() -> None:
+    average = Average()
+    for index in range(200):
+        average.add(0.1 if index == 0 else 0.05 if index % 50 == 49 else 0.0001)
+    assert 0.0001 <= average.value < 0.0003
+    for _ in range(200):
+        average.add(0.001)
+    assert average.value == pytest.approx(0.001, rel=0.05)
+
+
+class _Listener(FixedLength):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(0, None)
+        self.heard: list[StepSeconds] = []
+
+    def observe(self, batch: Batch, verdict: Verdict, seconds: StepSeconds) -> None:
+        self.heard.append(replace(seconds))
+
+
+def test_the_engine_tells_what_its_controller_and_what_follows_the_verdict_took(toy: str) -> None:
+    made = llm(toy)
+    kept, listener = made.engine.controller, _Listener()
+    made.engine.controller = listener
+    try:
+        ids(made, [[65, 66, 67]], max_tokens=8)
+    finally:
+        made.engine.controller = kept
+    assert len(listener.heard) == 8
+    for seconds in listener.heard:
+        assert 0.0 < seconds.host < 0.05 and 0.0 < seconds.follow < 0.05
+        assert seconds.verify > seconds.follow
+
+
+def test_what_is_remembered_of_an_offer_is_what_would_be_said_anew() -> None:
+    """Two requests share an offer; rows leave less room later, then more; a step later it is asked again."""
+    acceptance = Acceptance()
+    for step in range(30):
+        acceptance.learn([Outcome("a", SOURCE, 4, 4, (0.8,) * 4), Outcome("b", SOURCE, 4, 0, (0.8,) * 4)], step)
+    offer, beliefs = Offer((1,) * 6, SOURCE, (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)), Beliefs(acceptance, looks=True)
+    for step in (31, 32):
+        for name in "abab":
+            for room in (4, 2, 6, 3):
+                row = Row(decoding(name), 9, 1, room)
+                fresh = Beliefs(acceptance, looks=True).of(row, offer, step)
+                assert beliefs.of(row, offer, step) == fresh and len(fresh) == room
+                expected = sum(math.prod(fresh[: j + 1]) for j in range(room))
+                assert beliefs.expected(row, offer, step) == pytest.approx(expected)
+        acceptance.learn([Outcome("a", SOURCE, 1, 0, (0.8,))], step)
+
+
+def test_how_often_a_request_is_offered_something_is_learned_for_each() -> None:
+    heard, row = Heard(), Row(decoding("often"), 9, 1, 3)
+    assert heard.share("new") == 1.0
+    for step in range(40):
+        rows = [row, Row(decoding("seldom"), 9, 1, 3), Row(decoding("no room"), 9, 1, 0)]
+        heard.note(rows, [Offer((1,), SOURCE), Offer((1,), SOURCE) if step % 10 == 0 else NO_OFFER, NO_OFFER])
+    assert heard.share("often") > 0.8 and heard.share("seldom") < 0.35
+    assert 0.4 < heard.share("no room") < 0.7  # as all others
+    heard.forget("often")
+    assert heard.share("often") == heard.share("new")
+
+
+def test_the_eval_of_the_controllers_cost_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "cost.jsonl"
+    assert controller_cost.main(["--rows", "1,3", "--steps", "20", "--out", str(out)]) == 0
+    found = list(results.read(out))
+    assert [(one["method"], one["rows"]) for one in found] == [(m, r) for m in controller_cost.METHODS for r in (1, 3)]
+    assert all(0 < one["by_verb"]["prepare"] < one["total"] < 1e5 and one["drafts"] > 0 for one in found)
+    assert "observe" in capsys.readouterr().out
