@@ -10,9 +10,6 @@
 #include "groups.h"
 #include "scratch.h"
 
-#include <array>
-#include <utility>
-
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -25,12 +22,10 @@ constexpr int64_t K_STRETCH = 64;
 #if SPECDEC_VECTOR_BYTES == 32
 constexpr int64_t K_SPAN = 2 * K_STRETCH;  // that a micro-kernel is given
 constexpr int MOST_SUMS = 12;              // vectors that it keeps
-constexpr int SIDE_BY_SIDE = 3;            // stretches of one token's sums
 constexpr int FEW = 4;                     // tokens for which weights are decoded in registers
 #else
 constexpr int64_t K_SPAN = K_STRETCH;
 constexpr int MOST_SUMS = 0;
-constexpr int SIDE_BY_SIDE = 1;
 constexpr int FEW = 6;
 #endif
 
@@ -147,56 +142,35 @@ void multiply_panel(const Source& source, const Activations& x, float* sums) {
     }
 }
 
-// total[r][:] (+)= x[:, r] . panel over STRETCHES stretches of k side by side, so that sums of one do not wait for each
-// other alone; `count` numbers each
-template <typename Reader, int ROWS, int STRETCHES>
-SPECDEC_INLINE void add_stretches(const uint8_t* panel, const float* x, int64_t from, int64_t count, F (&total)[ROWS][2]) {
-    F acc[STRETCHES][ROWS][2];
-#pragma GCC unroll 4
-    for (int s = 0; s < STRETCHES; ++s)
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) acc[s][r][0] = acc[s][r][1] = F{};
-    for (int64_t start = from; start < from + count; start += groups::SIZE) {
-        const uint8_t* group = panel + start / groups::SIZE * Reader::BYTES;
-        std::array<Reader, STRETCHES> readers = [&]<size_t... S>(std::index_sequence<S...>) {
-            return std::array<Reader, STRETCHES>{Reader(group + S * (K_STRETCH / groups::SIZE * Reader::BYTES))...};
-        }(std::make_index_sequence<STRETCHES>());
-        for (int64_t k = 0; k < groups::SIZE; k += Reader::STEP) {
-#pragma GCC unroll 4
-            for (int s = 0; s < STRETCHES; ++s) readers[s].step(k);
-#pragma GCC unroll 4
-            for (int i = 0; i < Reader::STEP; ++i)
-#pragma GCC unroll 4
-                for (int s = 0; s < STRETCHES; ++s) {
-                    F low, high;
-                    readers[s].pair(i, low, high);
-#pragma GCC unroll 16
-                    for (int r = 0; r < ROWS; ++r) {
-                        F a = splat(x[(start + s * K_STRETCH + k + i) * ROWS + r]);
-                        acc[s][r][0] = fma(a, low, acc[s][r][0]);
-                        acc[s][r][1] = fma(a, high, acc[s][r][1]);
-                    }
-                }
-        }
-    }
-#pragma GCC unroll 4
-    for (int s = 0; s < STRETCHES; ++s)
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r)
-            for (int h = 0; h < 2; ++h) total[r][h] = from || s ? total[r][h] + acc[s][r][h] : acc[s][r][h];
-}
-
 // For few tokens: the same sums over the same floats, but these never leave the registers.
 template <typename Reader, int ROWS>
 void multiply_groups(const uint8_t* panel, const float* x, int64_t K, float* sums) {
-    constexpr int STRETCHES = ROWS == 1 ? SIDE_BY_SIDE : 1;
     F total[ROWS][2];
-    int64_t from = 0;
-    if constexpr (STRETCHES > 1)
-        for (; from + STRETCHES * K_STRETCH <= K; from += STRETCHES * K_STRETCH)
-            add_stretches<Reader, ROWS, STRETCHES>(panel, x, from, K_STRETCH, total);
-    for (; from < K; from += K_STRETCH)
-        add_stretches<Reader, ROWS, 1>(panel, x, from, std::min(K - from, K_STRETCH), total);
+    for (int64_t from = 0; from < K; from += K_STRETCH) {
+        F acc[ROWS][2];
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = F{};
+        for (int64_t start = from; start < std::min(K, from + K_STRETCH); start += groups::SIZE) {
+            Reader reader(panel + start / groups::SIZE * Reader::BYTES);
+            for (int64_t k = 0; k < groups::SIZE; k += Reader::STEP) {
+                reader.step(k);
+#pragma GCC unroll 4
+                for (int i = 0; i < Reader::STEP; ++i) {
+                    F low, high;
+                    reader.pair(i, low, high);
+#pragma GCC unroll 16
+                    for (int r = 0; r < ROWS; ++r) {
+                        F a = splat(x[(start + k + i) * ROWS + r]);
+                        acc[r][0] = fma(a, low, acc[r][0]);
+                        acc[r][1] = fma(a, high, acc[r][1]);
+                    }
+                }
+            }
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r)
+            for (int h = 0; h < 2; ++h) total[r][h] = from ? total[r][h] + acc[r][h] : acc[r][h];
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
         for (int h = 0; h < 2; ++h) store(sums + r * PANEL + h * W, total[r][h]);
