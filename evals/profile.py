@@ -62,6 +62,11 @@ class Machine:
     narrow_products: float
     byte_products: float
 
+    def rate(self, *, in_bytes: bool, is_narrow: bool) -> float:
+        """Multiply-adds of a layer's kind of numbers: as fast as floats at least, whatever torch makes of them."""
+        of_kind = self.byte_products if in_bytes else self.narrow_products if is_narrow else 0.0
+        return max(of_kind, self.products_per_second)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
@@ -89,11 +94,13 @@ class Profile:
         return max(self.memory, self.arithmetic)
 
 
-def best_rate(amount: float, work: Callable[[], object], times: int = 7) -> float:
-    """Amount per second of the fastest of several runs: others on the machine only slow it down."""
-    work()
-    spent = []
-    for _ in range(times):
+def best_rate(amount: float, work: Callable[[], object], times: int = 8, patience: float = 2.0) -> float:
+    """Amount per second of the fastest of several runs: others on the machine only slow it down.
+
+    patience   seconds after which no other run begins: torch multiplies bytes by the minute where it has no kernel
+    """
+    spent: list[float] = []
+    while len(spent) < times and sum(spent) < patience:
         began = time.perf_counter()
         work()
         spent.append(time.perf_counter() - began)
@@ -152,11 +159,7 @@ def _measure_rows(made: LLM, args: argparse.Namespace, machine: Machine, case: t
     held = weights_held(model.module, model.fast)
     read = sum(num_bytes for kind, num_bytes in held.items() if kind != "rotary tables")
     is_narrow = quantization == "none" and model.dtype == torch.bfloat16 and native.has_tiles()
-    rate = (
-        machine.byte_products if quantization.endswith("a8")
-        else machine.narrow_products if is_narrow
-        else machine.products_per_second
-    )  # fmt: skip
+    rate = machine.rate(in_bytes=quantization.endswith("a8"), is_narrow=is_narrow)
     return Profile(
         quantization=quantization,
         compile=compile,

@@ -21,7 +21,7 @@ constexpr float NONE = -std::numeric_limits<float>::infinity();
 constexpr float LOG2_E = 1.44269504088896341f;
 constexpr int KEYS = 2 * W;  // keys that a micro-kernel scores
 #if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int BLOCK_ROWS = 2;  // rows of one micro-kernel: 4 accumulators each
+constexpr int BLOCK_ROWS = 3;  // rows of one micro-kernel: 4 accumulators each
 #else
 constexpr int BLOCK_ROWS = 6;
 #endif
@@ -36,14 +36,15 @@ struct State {   // an unnormalised result over some keys
 
 struct Pass {  // one item's buffers; its rows are (group, query, head of the group)
     const AttentionShape& shape;
-    const AttentionItem& item;
-    const int32_t* table;
+    const AttentionItem &item, *upcoming;  // the latter: what this thread will probably do next, or null
+    const int32_t *tables, *table;
     int64_t heads, group_rows, rows, DP, DvP;
     float *q, *keys, *scores, *values, *lane_sums, *zeros;
     float* end;
 
-    Pass(const AttentionShape& s, const AttentionItem& i, const int32_t* tables)
-        : shape(s), item(i), table(tables + i.row * s.table_stride), heads(s.H / s.G), group_rows(i.num_queries * heads),
+    Pass(const AttentionShape& s, const AttentionItem& i, const int32_t* all_tables, const AttentionItem* after)
+        : shape(s), item(i), upcoming(after), tables(all_tables), table(tables + i.row * s.table_stride), heads(s.H / s.G),
+          group_rows(i.num_queries * heads),
           rows(group_rows * i.num_groups), DP(padded_width(s.D)), DvP(padded_width(s.Dv)) {
         const int64_t key_floats = DP * std::max(KEYS, TILE / 2), slack = 15;  // rows that products of tiles run over
         int64_t working = (rows + slack) * (DP + W) + (group_rows + slack) * TILE + TILE * DvP + key_floats + DP + DvP;
@@ -56,10 +57,20 @@ struct Pass {  // one item's buffers; its rows are (group, query, head of the gr
     }
 
     State state(int i) const { return State(end + i * state_floats(rows, DvP), rows, DvP); }
-    int64_t begin() const {
-        return shape.window ? std::max(shape.first_key, item.position - shape.window + 1) : shape.first_key;
+
+    void find_first(const AttentionItem& of, int64_t segment, Tile& tile) const {
+        const Span span(shape, of, segment);
+        tile.find(tables + of.row * shape.table_stride, shape.block_size, span.begin / TILE * TILE, span);
     }
-    int64_t end_position() const { return item.position + item.num_queries; }
+
+    // The first tile behind a segment, and whose it is; null: there is none to bring in.
+    const AttentionItem* find_next(int64_t segment, Tile& tile) const {
+        const bool ends = segment + 1 == item.end_segment;
+        const AttentionItem* owner = ends ? upcoming : &item;
+        if (!owner || shape.is_tiled()) return nullptr;
+        find_first(*owner, ends ? owner->first_segment : segment + 1, tile);
+        return owner;
+    }
 };
 
 SPECDEC_INLINE F scaled(F score, float scale, float softcap) {
@@ -69,12 +80,14 @@ SPECDEC_INLINE F scaled(F score, float scale, float softcap) {
 }
 
 // scores[r][:] = q[r] . keys, for KEYS keys
-template <int ROWS>
-void score_rows(const float* q, const float* keys, int64_t DP, float scale, float softcap, float* scores) {
+template <typename T, int ROWS>
+void score_rows(const float* q, const float* keys, int64_t DP, float scale, float softcap, float* scores, Ahead& ahead) {
+    Ahead lines = ahead;
     F even[ROWS][2], odd[ROWS][2];  // sums over even and odd d, so that few rows do not wait for each other
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) even[r][0] = even[r][1] = odd[r][0] = odd[r][1] = F{};
     for (int64_t d = 0; d < DP; d += 2) {
+        lines.fetch<T>();
         F key0 = load(keys + d * KEYS), key1 = load(keys + d * KEYS + W);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
@@ -90,6 +103,7 @@ void score_rows(const float* q, const float* keys, int64_t DP, float scale, floa
             odd[r][1] = fma(a, key1, odd[r][1]);
         }
     }
+    ahead = lines;
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
         for (int i = 0; i < 2; ++i) {
@@ -98,37 +112,61 @@ void score_rows(const float* q, const float* keys, int64_t DP, float scale, floa
         }
 }
 
+template <typename T>
+struct Scattered {  // values where they lie in the cache
+    const T* values;
+    const int64_t* slots;
+    int64_t stride;
+    const T* row(int key) const { return values + slots[key] * stride; }
+    Scattered shifted(int64_t d) const { return {values + d, slots, stride}; }
+};
+
+struct Gathered {  // values of a tile, in float
+    const float* values;
+    int64_t stride;
+    const float* row(int key) const { return values + key * stride; }
+    Gathered shifted(int64_t d) const { return {values + d, stride}; }
+};
+
 // out[r] += sum over keys of weights[r][key] * values[key], for PAIRS * 2 vectors of the width
-template <int ROWS, int PAIRS, typename Row>
-void add_values(const float* weights, Row row, int from, int to, int64_t width, float* out) {
+template <typename T, int ROWS, int PAIRS, typename Values>
+__attribute__((noinline)) void add_values(const float* weights, Values values, int from, int to, int64_t width, float* out,
+                                          Ahead& ahead) {
     constexpr int N = 2 * PAIRS;
+    Ahead lines = ahead;
     F acc[ROWS][N];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
         for (int n = 0; n < N; ++n) acc[r][n] = load(out + r * width + n * W);
     for (int key = from; key < to; ++key) {
-        F value[N];
-        auto* at = row(key);
+        lines.fetch<T>();
+        auto* at = values.row(key);
+        const float* weight_at = weights + key;
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n += 2) load_pair(at + n * W, value[n], value[n + 1]);
+        for (int n = 0; n < N; n += 2) {
+            F first, second;
+            load_pair(at + n * W, first, second);
+            asm("" : "+r"(weight_at));  // weights are loaded again for every pair: there are no registers to keep them in
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) {
-            F weight = splat(weights[r * TILE + key]);
-#pragma GCC unroll 4
-            for (int n = 0; n < N; ++n) acc[r][n] = fma(weight, value[n], acc[r][n]);
+            for (int r = 0; r < ROWS; ++r) {
+                F weight = splat(weight_at[r * TILE]);
+                acc[r][n] = fma(weight, first, acc[r][n]);
+                acc[r][n + 1] = fma(weight, second, acc[r][n + 1]);
+            }
         }
     }
+    ahead = lines;
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
         for (int n = 0; n < N; ++n) store(out + r * width + n * W, acc[r][n]);
 }
 
-template <int ROWS, typename Row>
-void add_values_wide(const float* weights, Row row, int from, int to, int64_t width, float* out) {
+template <typename T, int ROWS, typename Values>
+void add_values_wide(const float* weights, Values values, int from, int to, int64_t width, float* out, Ahead& ahead) {
     int64_t d = 0;
-    auto shifted = [&](int key) { return row(key) + d; };
-    for (; d + 4 * W <= width; d += 4 * W) add_values<ROWS, 2>(weights, shifted, from, to, width, out + d);
-    if (d < width) add_values<ROWS, 1>(weights, shifted, from, to, width, out + d);
+    for (; d + 4 * W <= width; d += 4 * W)
+        add_values<T, ROWS, 2>(weights, values.shifted(d), from, to, width, out + d, ahead);
+    if (d < width) add_values<T, ROWS, 1>(weights, values.shifted(d), from, to, width, out + d, ahead);
 }
 
 template <typename Body>
@@ -137,8 +175,8 @@ SPECDEC_INLINE void for_row_blocks(int64_t rows, Body body) {
     for (; r + BLOCK_ROWS <= rows; r += BLOCK_ROWS) body(r, std::integral_constant<int, BLOCK_ROWS>());
     switch (rows - r) {
         case 1: return body(r, std::integral_constant<int, 1>());
-#if !defined(__AVX2__) || defined(__AVX512F__)
         case 2: return body(r, std::integral_constant<int, 2>());
+#if !defined(__AVX2__) || defined(__AVX512F__)
         case 3: return body(r, std::integral_constant<int, 3>());
         case 4: return body(r, std::integral_constant<int, 4>());
         case 5: return body(r, std::integral_constant<int, 5>());
@@ -183,29 +221,24 @@ SPECDEC_INLINE void soften_row(float* scores, Scale scale, int from, int to, flo
     for (int64_t d = 0; d < width; d += W) store(out + d, load(out + d) * shrink);
 }
 
-// One group's keys and values of one tile; slots and prefetch are for the group's rows.
+// One group's keys and values of one tile, while the next tile is brought in.
 template <typename T>
-void attend_tile(const Pass& pass, int64_t group, const T* k, const T* v, const Tile& tile, const Tile& next, State& state) {
+void attend_tile(const Pass& pass, int64_t group, const T* k, const T* v, const Tile& tile, NextTile& next, State& state) {
     const AttentionShape& shape = pass.shape;
     const int from = tile.from, to = tile.to;
     const int64_t k_stride = shape.G * shape.D, v_stride = shape.G * shape.Dv, first_row = group * pass.group_rows;
     const float* q = pass.q + first_row * pass.DP;
     float *max = state.max + first_row, *sums = pass.lane_sums + first_row * W, *out = state.out + first_row * pass.DvP;
 
-    for (int part = 0; part < TILE; part += KEYS) {
-        for (int key = std::max(part, next.from); key < std::min(part + KEYS, next.to); ++key) {
-            prefetch_row(k + next.slots[key] * k_stride, shape.D);
-            prefetch_row(v + next.slots[key] * v_stride, shape.Dv);
-        }
-        if (part + KEYS <= from || part >= to) continue;
+    for (int part = from / KEYS * KEYS; part < to; part += KEYS) {
         const T* rows[KEYS];
         for (int i = 0; i < KEYS; ++i)
             rows[i] = part + i >= from && part + i < to ? k + tile.slots[part + i] * k_stride : (const T*)pass.zeros;
         transpose_keys<KEYS>(rows, shape.D, pass.DP, pass.keys);
         transpose_keys<KEYS>(rows + W, shape.D, pass.DP, pass.keys + W);
         for_row_blocks(pass.group_rows, [&](int64_t r, auto count) {
-            score_rows<decltype(count)::value>(q + r * pass.DP, pass.keys, pass.DP, shape.scale, shape.softcap,
-                                               pass.scores + r * TILE + part);
+            score_rows<T, decltype(count)::value>(q + r * pass.DP, pass.keys, pass.DP, shape.scale, shape.softcap,
+                                                  pass.scores + r * TILE + part, next.keys);
         });
     }
     for (int64_t r = 0; r < pass.group_rows; ++r) {
@@ -214,7 +247,7 @@ void attend_tile(const Pass& pass, int64_t group, const T* k, const T* v, const 
         soften_row(pass.scores + r * TILE, [](F score) { return score; }, first, std::min<int64_t>(to, own + 1), max + r,
                    sums + r * W, out + r * pass.DvP, pass.DvP);
     }
-    const bool in_place = pass.DvP == shape.Dv && (sizeof(T) == 4 || pass.group_rows <= 4 * BLOCK_ROWS);
+    const bool in_place = pass.DvP == shape.Dv && (sizeof(T) == 4 || W == 8 || pass.group_rows <= 4 * BLOCK_ROWS);
     if (!in_place)
         for (int key = from; key < to; ++key)
             widen_pairs(v + tile.slots[key] * v_stride, shape.Dv, pass.DvP, pass.values + key * pass.DvP);
@@ -222,9 +255,11 @@ void attend_tile(const Pass& pass, int64_t group, const T* k, const T* v, const 
         constexpr int ROWS = decltype(count)::value;
         float *weights = pass.scores + r * TILE, *o = out + r * pass.DvP;
         if (in_place)
-            add_values_wide<ROWS>(weights, [&](int key) { return v + tile.slots[key] * v_stride; }, from, to, pass.DvP, o);
+            add_values_wide<T, ROWS>(weights, Scattered<T>{v, tile.slots, v_stride}, from, to, pass.DvP, o,
+                                     next.values);
         else
-            add_values_wide<ROWS>(weights, [&](int key) { return pass.values + key * pass.DvP; }, from, to, pass.DvP, o);
+            add_values_wide<T, ROWS>(weights, Gathered{pass.values, pass.DvP}, from, to, pass.DvP, o,
+                                     next.values);
     });
 }
 
@@ -285,12 +320,15 @@ void attend_segment(const Pass& pass, const T* k, const T* v, int64_t segment, S
     std::fill(state.max, state.max + pass.rows, NONE);
     std::fill(state.out, state.max, 0.0f);
     std::fill(pass.lane_sums, pass.lane_sums + pass.rows * W, 0.0f);
-    const int64_t begin = std::max(pass.begin(), segment * SEGMENT);
-    const int64_t end = std::min(pass.end_position(), (segment + 1) * SEGMENT);
+    const Span span(shape, pass.item, segment);
     Tile tiles[2];
-    tiles[0].find(pass.table, shape.block_size, begin / TILE * TILE, begin, end);
-    for (int i = 0; tiles[i].from < tiles[i].to; i ^= 1) {
-        tiles[i ^ 1].find(pass.table, shape.block_size, tiles[i].start + TILE, begin, end);
+    tiles[0].find(pass.table, shape.block_size, span.begin / TILE * TILE, span);
+    const int64_t row_blocks = (pass.group_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    for (int64_t i = 0; tiles[i].from < tiles[i].to; i ^= 1) {
+        tiles[i ^ 1].find(pass.table, shape.block_size, tiles[i].start + TILE, span);
+        Tile after;
+        const AttentionItem* owner = tiles[i ^ 1].from < tiles[i ^ 1].to ? nullptr : pass.find_next(segment, after);
+        NextTile next(shape, owner ? *owner : pass.item, owner ? after : tiles[i ^ 1], k, v, row_blocks);
         for (int64_t g = 0; g < pass.item.num_groups; ++g) {
             int64_t group = pass.item.first_group + g;
             const T *k_group = k + group * shape.D, *v_group = v + group * shape.Dv;
@@ -301,7 +339,7 @@ void attend_segment(const Pass& pass, const T* k, const T* v, int64_t segment, S
                     continue;
                 }
 #endif
-            attend_tile(pass, g, k_group, v_group, tiles[i], tiles[i ^ 1], state);
+            attend_tile(pass, g, k_group, v_group, tiles[i], next, state);
         }
     }
     for (int64_t r = 0; r < pass.rows; ++r) state.sum[r] = vec::sum(load(pass.lane_sums + r * W));
@@ -354,10 +392,29 @@ void finish(const AttentionShape& shape, const AttentionItem& item, State state,
         finish(shape, item, state, sinks, (float*)out);
 }
 
+// Loads what the first tile will read, in the order in which it lies in memory, where nobody brought it in ahead.
+template <typename T>
+__attribute__((noinline)) void touch(const Pass& pass, const T* k, const T* v) {
+    const AttentionItem& item = pass.item;
+    Tile tile;
+    pass.find_first(item, item.first_segment, tile);
+    float x = 0;
+    auto touch_rows = [&](const T* cache, int64_t width) {
+        for (int key = tile.from; key < tile.to; ++key) {
+            const T* row = cache + (tile.slots[key] * pass.shape.G + item.first_group) * width;
+            for (int64_t d = 0; d < item.num_groups * width; d += Ahead::LINE / (int64_t)sizeof(T)) x += to_float(row[d]);
+        }
+    };
+    touch_rows(k, pass.shape.D);
+    touch_rows(v, pass.shape.Dv);
+    asm volatile("" : "+m"(x));  // it is used
+}
+
 template <typename T>
 void attend(const AttentionShape& shape, const AttentionItem& item, const void* q, const T* k, const T* v,
-            const int32_t* tables, const float* sinks, void* out, float* parts) {
-    Pass pass(shape, item, tables);
+            const int32_t* tables, const float* sinks, void* out, float* parts, const AttentionItem* upcoming,
+            bool is_cold) {
+    Pass pass(shape, item, tables, upcoming);
     for (int64_t r = 0; r < pass.rows; ++r) {
         int64_t group = item.first_group + r / pass.group_rows;
         int64_t query = item.first_query + r % pass.group_rows / pass.heads;
@@ -376,6 +433,7 @@ void attend(const AttentionShape& shape, const AttentionItem& item, const void* 
         else
             widen_row((const float*)q + at, shape.D, pass.DP, pass.q + r * pass.DP);
     }
+    if (is_cold && !shape.is_tiled()) touch(pass, k, v);
     const int64_t first = item.first_segment, end = item.end_segment;
     if (item.part >= 0) {
         for (int64_t s = first; s < end; ++s) {
@@ -399,11 +457,15 @@ void attention_team(Team& team, const AttentionShape& shape, const AttentionPlan
                     float* parts) {
     auto run_item = [&](int64_t i) {
         const AttentionItem& item = plan.items[i];
+        const int64_t after = i + team.size();
+        const AttentionItem* upcoming = after < (int64_t)plan.items.size() ? &plan.items[after] : nullptr;
         if (shape.is_tiled()) tiles::enter(attention_tiles::block_rows(item.num_queries * (shape.H / shape.G)));
         if (shape.kv_dtype == BFLOAT16)
-            attend(shape, item, q, (const bf16*)k_cache, (const bf16*)v_cache, block_tables, sinks, out, parts);
+            attend(shape, item, q, (const bf16*)k_cache, (const bf16*)v_cache, block_tables, sinks, out, parts,
+                   upcoming, i < team.size());
         else
-            attend(shape, item, q, (const float*)k_cache, (const float*)v_cache, block_tables, sinks, out, parts);
+            attend(shape, item, q, (const float*)k_cache, (const float*)v_cache, block_tables, sinks, out, parts,
+                   upcoming, i < team.size());
     };
     team.share(plan.items.size(), run_item);
     if (shape.is_tiled()) tiles::leave();

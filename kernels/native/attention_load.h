@@ -4,16 +4,25 @@
 #include "attention.h"
 #include "vec.h"
 
+struct Span {  // of the context that the queries of an item see in one segment
+    int64_t begin, end;
+    Span(const AttentionShape& shape, const AttentionItem& item, int64_t segment)
+        : begin(std::max(shape.first_key, segment * SEGMENT)),
+          end(std::min(item.position + item.num_queries, (segment + 1) * SEGMENT)) {
+        if (shape.window) begin = std::max(begin, item.position - shape.window + 1);
+    }
+};
+
 // The keys of one tile that a pass sees: [from, to) of TILE, and the slot of each.
 struct Tile {
     int64_t start;  // absolute position
     int from, to;
     int64_t slots[TILE];
 
-    void find(const int32_t* table, int64_t block_size, int64_t at, int64_t begin, int64_t end) {
+    void find(const int32_t* table, int64_t block_size, int64_t at, Span span) {
         start = at;
-        from = std::max<int64_t>(0, begin - at);
-        to = std::max<int64_t>(from, std::min<int64_t>(TILE, end - at));
+        from = std::max<int64_t>(0, span.begin - at);
+        to = std::max<int64_t>(from, std::min<int64_t>(TILE, span.end - at));
         if (from == to) return;
         int64_t block = (at + from) / block_size, offset = (at + from) % block_size;
         int64_t base = table[block] * block_size;
@@ -25,6 +34,47 @@ struct Tile {
             slots[i] = base + offset++;
         }
     }
+};
+
+// Cache lines of rows to bring in, one after the other. They come a few at a time between products: of many that are asked
+// for at once, processors forget most.
+struct Ahead {
+    static constexpr int64_t LINE = 64;
+    const char *cache, *at = nullptr, *row_end = nullptr;
+    int64_t stride, row_bytes;
+    const int64_t *slot, *end;
+    int64_t pace, wait = 1;
+
+    template <typename T>
+    Ahead(const T* from, int64_t row_stride, int64_t width, const Tile& tile, int64_t row_blocks)
+        : cache((const char*)from), stride(row_stride * sizeof(T)), row_bytes(width * sizeof(T)),
+          slot(tile.slots + tile.from), end(tile.slots + tile.to), pace(row_blocks) {}
+
+    // A step's share, where the micro-kernels of a tile take 2 D steps for every block of rows and a key has D numbers.
+    template <typename T>
+    SPECDEC_INLINE void fetch() {
+        if (--wait) return;
+        wait = pace;
+        for (size_t i = 0; i < std::max<size_t>(1, sizeof(T) * vec::W / 16); ++i) {
+            if (at == row_end) {
+                if (slot == end) return;
+                at = cache + *slot++ * stride;
+                row_end = at + (row_bytes + LINE - 1) / LINE * LINE;
+            }
+            __builtin_prefetch(at, 0, 2);  // into the second cache: the first is full
+            at += LINE;
+        }
+    }
+};
+
+// What an item's groups will read of the tile that comes next.
+struct NextTile {
+    Ahead keys, values;
+    template <typename T>
+    NextTile(const AttentionShape& shape, const AttentionItem& item, const Tile& tile, const T* k, const T* v,
+             int64_t row_blocks)
+        : keys(k + item.first_group * shape.D, shape.G * shape.D, item.num_groups * shape.D, tile, row_blocks),
+          values(v + item.first_group * shape.Dv, shape.G * shape.Dv, item.num_groups * shape.Dv, tile, row_blocks) {}
 };
 
 template <typename T>
@@ -114,6 +164,54 @@ SPECDEC_INLINE void transpose_16(const char* const rows[16], int64_t d, float* k
 
 #endif
 
+#if SPECDEC_VECTOR_BYTES == 32
+
+// 8 rows of 8 words -> 8 columns
+SPECDEC_INLINE void transpose_words(const char* const rows[8], int64_t byte, __m256 out[8]) {
+    __m256 a[8], b[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i)  // words 0-3 of rows i and 4 + i, then words 4-7
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            const __m128 low = _mm_loadu_ps((const float*)(rows[i] + byte) + 4 * half);
+            const __m128 high = _mm_loadu_ps((const float*)(rows[4 + i] + byte) + 4 * half);
+            a[4 * half + i] = _mm256_insertf128_ps(_mm256_castps128_ps256(low), high, 1);
+        }
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4)
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; ++j) {
+            const __m256d first = _mm256_castps_pd(b[i + j]), second = _mm256_castps_pd(b[i + 2 + j]);
+            out[i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(first, second));
+            out[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(first, second));
+        }
+}
+
+SPECDEC_INLINE void transpose_8(const float* const rows[8], int64_t d, float* keys, int64_t stride) {
+    __m256 words[8];
+    transpose_words((const char* const*)rows, d * 4, words);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) _mm256_storeu_ps(keys + (d + i) * stride, words[i]);
+}
+
+SPECDEC_INLINE void transpose_8(const vec::bf16* const rows[8], int64_t d, float* keys, int64_t stride) {
+    __m256 words[8];
+    transpose_words((const char* const*)rows, d * 2, words);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {  // a word is two neighbours of d
+        const vec::U word = vec::as<vec::U>(words[i]);
+        vec::store(keys + (d + 2 * i) * stride, vec::as<vec::F>(word << 16));
+        vec::store(keys + (d + 2 * i + 1) * stride, vec::as<vec::F>(word & 0xffff0000u));
+    }
+}
+
+#endif
+
 // W rows of [D] -> [DP][STRIDE] in float; the rest of DP is zero
 template <int STRIDE, typename T>
 void transpose_keys(const T* const rows[vec::W], int64_t D, int64_t DP, float* keys) {
@@ -121,6 +219,9 @@ void transpose_keys(const T* const rows[vec::W], int64_t D, int64_t DP, float* k
 #if defined(__AVX512F__)
     constexpr int64_t STEP = 64 / sizeof(T);
     for (; d + STEP <= D; d += STEP) transpose_16((const char* const*)rows, d, keys, STRIDE, (const T*)nullptr);
+#elif SPECDEC_VECTOR_BYTES == 32
+    constexpr int64_t STEP = 32 / sizeof(T);
+    for (; d + STEP <= D; d += STEP) transpose_8(rows, d, keys, STRIDE);
 #endif
     for (; d < DP; ++d)
         for (int i = 0; i < vec::W; ++i) keys[d * STRIDE + i] = d < D ? vec::to_float(rows[i][d]) : 0.0f;

@@ -36,9 +36,25 @@ struct ByteActivations {
     }
 
   private:
+    // the low bytes of numbers in -127 .. 127
+    static SPECDEC_INLINE void to_bytes(const vec::I (&numbers)[groups::SIZE / vec::W], int32_t* words) {
+#if SPECDEC_VECTOR_BYTES == 32
+        const __m256i first = _mm256_packs_epi32((__m256i)numbers[0], (__m256i)numbers[1]);
+        const __m256i second = _mm256_packs_epi32((__m256i)numbers[2], (__m256i)numbers[3]);
+        const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), in_order);
+        _mm256_storeu_si256((__m256i*)words, bytes);
+#else
+        typedef int8_t Bytes __attribute__((vector_size(vec::W)));
+        for (int64_t i = 0; i < groups::SIZE / vec::W; ++i) {
+            const Bytes bytes = __builtin_convertvector(numbers[i], Bytes);
+            std::memcpy(words + i * vec::W / 4, &bytes, vec::W);
+        }
+#endif
+    }
+
     static void put_group(const float* x, int32_t* to, float* scale_to, int64_t stride) {
         using namespace vec;
-        typedef int8_t Bytes __attribute__((vector_size(W)));
         F largest = F{}, poison = F{};
         for (int64_t k = 0; k < groups::SIZE; k += W) {
             F v = load(x + k);
@@ -48,17 +64,19 @@ struct ByteActivations {
         const float most = max_lane(largest);
         const float scale = most / 127.0f + vec::sum(poison), inverse = most > 0.0f ? 127.0f / most : 0.0f;
         const F magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-        I total = I{};
-        for (int64_t k = 0; k < groups::SIZE; k += W) {
-            I rounded = as<I>(fma(load(x + k), splat(inverse), magic)) - as<I>(magic);
-            total += rounded;
-            Bytes bytes = __builtin_convertvector(rounded, Bytes);
-            int32_t four[W / 4];
-            std::memcpy(four, &bytes, W);
-            for (int64_t i = 0; i < W / 4; ++i) to[(k / 4 + i) * stride] = four[i];
+        I rounded[groups::SIZE / W], total = I{};
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < groups::SIZE / W; ++i) {
+            rounded[i] = as<I>(fma(load(x + i * W), splat(inverse), magic)) - as<I>(magic);
+            total += rounded[i];
         }
-        int32_t sum_of_bytes = 0;
-        for (int i = 0; i < W; ++i) sum_of_bytes += total[i];
+        int32_t words[groups::SIZE / 4];
+        to_bytes(rounded, words);
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < groups::SIZE / 4; ++i) to[i * stride] = words[i];
+        int32_t sum_of_bytes = 0, lanes[W];
+        std::memcpy(lanes, &total, sizeof total);
+        for (int i = 0; i < W; ++i) sum_of_bytes += lanes[i];
         scale_to[0] = scale;
         scale_to[stride] = scale * (float)sum_of_bytes;
     }

@@ -19,36 +19,66 @@ using namespace vec;
 namespace {
 
 constexpr int64_t K_STRETCH = 64;
+#if SPECDEC_VECTOR_BYTES == 32
+constexpr int64_t K_SPAN = 2 * K_STRETCH;  // that a micro-kernel is given
+constexpr int MOST_SUMS = 12;              // vectors that it keeps
+constexpr int FEW = 4;                     // tokens for which weights are decoded in registers
+#else
+constexpr int64_t K_SPAN = K_STRETCH;
+constexpr int MOST_SUMS = 0;
+constexpr int FEW = 6;
+#endif
 
 struct Ahead {  // memory to bring in on the way: `bytes` after every k
     const char* from;
     int64_t bytes;
 };
 
-// sums[r][:] (+)= x[:, r] . panel over one stretch of k
-template <typename T, int ROWS>
-void multiply(const T* panel, const float* x, int64_t count, float* sums, bool first, Ahead ahead) {
-    F acc[ROWS][2];
+// sums[r][:] (+)= x[:, r] . panel over STRETCHES stretches of k, of `count` numbers each, side by side: few sums would wait
+// for each other
+template <typename T, int ROWS, int STRETCHES>
+SPECDEC_INLINE void multiply(const T* panel, const float* x, int64_t count, float* sums, bool first, Ahead ahead) {
+    F acc[STRETCHES][ROWS][2];
+#pragma GCC unroll 2
+    for (int s = 0; s < STRETCHES; ++s)
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) acc[r][0] = acc[r][1] = F{};
+        for (int r = 0; r < ROWS; ++r) acc[s][r][0] = acc[s][r][1] = F{};
     for (int64_t k = 0; k < count; ++k) {
-        F low, high;
-        load_pair(panel + k * PANEL, low, high);
-        __builtin_prefetch(ahead.from + k * ahead.bytes);
-        if (sizeof(T) * PANEL > 64) __builtin_prefetch(ahead.from + k * ahead.bytes + ahead.bytes / 2);
+#pragma GCC unroll 2
+        for (int s = 0; s < STRETCHES; ++s) {
+            F low, high;
+            load_pair(panel + (s * K_STRETCH + k) * PANEL, low, high);
+            const char* at = ahead.from + (s * K_STRETCH + k) * ahead.bytes;
+            __builtin_prefetch(at);
+            if (sizeof(T) * PANEL > 64) __builtin_prefetch(at + ahead.bytes / 2);
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) {
-            F a = splat(x[k * ROWS + r]);
-            acc[r][0] = fma(a, low, acc[r][0]);
-            acc[r][1] = fma(a, high, acc[r][1]);
+            for (int r = 0; r < ROWS; ++r) {
+                F a = splat(x[(s * K_STRETCH + k) * ROWS + r]);
+                acc[s][r][0] = fma(a, low, acc[s][r][0]);
+                acc[s][r][1] = fma(a, high, acc[s][r][1]);
+            }
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
         for (int h = 0; h < 2; ++h) {
             float* sum = sums + r * PANEL + h * W;
-            store(sum, first ? acc[r][h] : load(sum) + acc[r][h]);
+            F total = first ? acc[0][r][h] : load(sum) + acc[0][r][h];
+            if (STRETCHES == 2) total = total + acc[STRETCHES - 1][r][h];
+            store(sum, total);
         }
+}
+
+// The same over a span of k.
+template <typename T, int ROWS>
+void multiply(const T* panel, const float* x, int64_t count, float* sums, bool first, Ahead ahead) {
+    if constexpr (ROWS * 4 <= MOST_SUMS)
+        if (count == 2 * K_STRETCH) return multiply<T, ROWS, 2>(panel, x, K_STRETCH, sums, first, ahead);
+    for (int64_t k = 0; k < count; k += K_STRETCH) {
+        const int64_t length = std::min(count - k, K_STRETCH);
+        multiply<T, ROWS, 1>(panel + k * PANEL, x + k * ROWS, length, sums, first && k == 0, ahead);
+        ahead.from += length * ahead.bytes;
+    }
 }
 
 template <typename T>
@@ -63,32 +93,34 @@ void multiply_rows(int64_t rows, const T* panel, const float* x, int64_t count, 
         CASE(4);
         CASE(5);
         CASE(6);
+#if SPECDEC_VECTOR_BYTES != 32  // MAX_ROWS
         CASE(7);
         CASE(8);
         CASE(9);
         CASE(10);
         CASE(11);
         CASE(12);
+#endif
 #undef CASE
     }
 }
 
-// Where a panel's stretches of weights come from, and what to fetch while they are multiplied.
+// Where a panel's spans of weights come from, and what to fetch while they are multiplied.
 template <typename T>
 struct Plain {
     const T* panel;
-    const T* stretch(int64_t from, int64_t, float*) const { return panel + from * PANEL; }
-    // All blocks of tokens together bring in the stretch that follows, so that memory is busy while they multiply.
+    const T* span(int64_t from, int64_t, float*) const { return panel + from * PANEL; }
+    // All blocks of tokens together bring in the span that follows, so that memory is busy while they multiply.
     Ahead ahead(int64_t from, int64_t block, int64_t num_blocks, const float*) const {
         int64_t bytes = PANEL * sizeof(T) / num_blocks;
-        return {(const char*)(panel + (from + K_STRETCH) * PANEL) + block * K_STRETCH * bytes, bytes};
+        return {(const char*)(panel + (from + K_SPAN) * PANEL) + block * K_SPAN * bytes, bytes};
     }
 };
 
 template <typename Reader>
 struct Groups {
     const uint8_t* panel;
-    const float* stretch(int64_t from, int64_t count, float* decoded) const {
+    const float* span(int64_t from, int64_t count, float* decoded) const {
         for (int64_t k = 0; k < count; k += groups::SIZE)
             groups::decode<Reader>(panel + (from + k) / groups::SIZE * Reader::BYTES, decoded + k * PANEL);
         return decoded;
@@ -98,10 +130,10 @@ struct Groups {
 
 template <typename Source>
 void multiply_panel(const Source& source, const Activations& x, float* sums) {
-    alignas(64) float decoded[K_STRETCH * PANEL];
-    for (int64_t from = 0; from < x.K; from += K_STRETCH) {
-        const int64_t count = std::min(K_STRETCH, x.K - from);
-        const auto* weights = source.stretch(from, count, decoded);
+    alignas(64) float decoded[K_SPAN * PANEL];
+    for (int64_t from = 0; from < x.K; from += K_SPAN) {
+        const int64_t count = std::min(K_SPAN, x.K - from);
+        const auto* weights = source.span(from, count, decoded);
         for (int64_t b = 0; b < x.num_blocks; ++b) {
             const int64_t rows = x.rows(b), start = x.start(b);
             multiply_rows(rows, weights, x.data + start * x.K + from * rows, count, sums + start * PANEL, from == 0,
@@ -146,13 +178,15 @@ void multiply_groups(const uint8_t* panel, const float* x, int64_t K, float* sum
 
 template <typename Reader>
 void multiply_groups(const uint8_t* panel, const Activations& x, float* sums) {
-    switch (x.num_tokens) {
+    switch (x.num_tokens <= FEW ? x.num_tokens : 0) {
         case 1: return multiply_groups<Reader, 1>(panel, x.data, x.K, sums);
         case 2: return multiply_groups<Reader, 2>(panel, x.data, x.K, sums);
         case 3: return multiply_groups<Reader, 3>(panel, x.data, x.K, sums);
         case 4: return multiply_groups<Reader, 4>(panel, x.data, x.K, sums);
+#if SPECDEC_VECTOR_BYTES != 32
         case 5: return multiply_groups<Reader, 5>(panel, x.data, x.K, sums);
         case 6: return multiply_groups<Reader, 6>(panel, x.data, x.K, sums);
+#endif
         default: return multiply_panel(Groups<Reader>{panel}, x, sums);
     }
 }

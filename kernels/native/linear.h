@@ -21,7 +21,10 @@ inline int64_t without_bytes(int64_t dtype) { return takes_bytes(dtype) ? dtype 
 // Inputs of a linear layer as its weights want them: in float, tokens in nearly equal blocks of at most MAX_ROWS (of one,
 // where they become bytes), each [K][rows]; or in bfloat16, in tiles.
 struct Activations {
-    static constexpr int64_t MAX_ROWS = 12;  // tokens a micro-kernel takes: 24 accumulators, 2 weights, 1 activation
+    // Tokens a micro-kernel takes: 24 accumulators, 2 weights, 1 activation; half of them where registers are 16. There,
+    // blocks are as large as that and one is what is left: fewer than 5 tokens leave multipliers idle.
+    static constexpr bool IS_NARROW = SPECDEC_VECTOR_BYTES == 32;
+    static constexpr int64_t MAX_ROWS = IS_NARROW ? 6 : 12;
 
     float* data;
     int64_t num_tokens, K, num_blocks, block_size, rest;
@@ -33,13 +36,14 @@ struct Activations {
         const int64_t most_rows = is_tiled ? tiles::ROWS : takes_bytes(dtype) ? 1 : MAX_ROWS;
         num_blocks = (tokens + most_rows - 1) / most_rows;
         block_size = tokens / std::max<int64_t>(1, num_blocks), rest = tokens % std::max<int64_t>(1, num_blocks);
+        if (IS_NARROW && !is_tiled) block_size = most_rows, rest = 0;
     }
 
     // room that is enough for any dtype
     static int64_t floats(int64_t tokens, int64_t width) { return std::max(tokens * width, tiles::floats(tokens, width)); }
 
     int64_t start(int64_t block) const { return block * block_size + std::min(block, rest); }
-    int64_t rows(int64_t block) const { return block_size + (block < rest); }
+    int64_t rows(int64_t block) const { return std::min(block_size + (block < rest), num_tokens - start(block)); }
     vec::bf16* tiled() const { return (vec::bf16*)data; }
 
     struct Column {  // one token

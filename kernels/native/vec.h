@@ -96,16 +96,26 @@ SPECDEC_INLINE I add_dot(I acc, U bytes, int32_t signed_bytes) {
 
 // Sums and maxima across lanes halve the vector, so their order is one tree on every path.
 SPECDEC_INLINE float sum(F v) {
+#if SPECDEC_VECTOR_BYTES == 32
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_movehdup_ps(half)));
+#else
     float lane[W];
     std::memcpy(lane, &v, sizeof v);
     for (int half = W / 2; half; half /= 2)
         for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
     return lane[0];
+#endif
 }
 
 SPECDEC_INLINE float max_lane(F v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)v);
+#elif SPECDEC_VECTOR_BYTES == 32
+    __m128 half = _mm_max_ps(_mm256_extractf128_ps((__m256)v, 1), _mm256_castps256_ps128((__m256)v));
+    half = _mm_max_ps(_mm_movehl_ps(half, half), half);  // of two, the second where one is a NaN
+    return _mm_cvtss_f32(_mm_max_ss(_mm_movehdup_ps(half), half));
 #else
     float lane[W];
     std::memcpy(lane, &v, sizeof v);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,17 @@ def test_the_profile_of_attention(toy: str, tmp_path: Path, capsys: pytest.Captu
     assert [(case["rows"], case["queries"]) for case in cases] == [(1, 1), (1, 3), (2, 1), (2, 3)]
     assert all(case["attention"] > 0 for case in cases) and cases[2]["read"] == 2 * cases[0]["read"] > 0
     assert "attention / read" in capsys.readouterr().out
+
+
+def test_limits_of_the_machine_are_not_those_of_a_kernel_that_torch_lacks() -> None:
+    slow = profile.Machine(2, 1e9, products_per_second=8.0, narrow_products=0.1, byte_products=0.2)
+    fast = profile.Machine(2, 1e9, products_per_second=8.0, narrow_products=60.0, byte_products=90.0)
+    kinds = [(False, False), (False, True), (True, False)]
+    assert [slow.rate(in_bytes=b, is_narrow=n) for b, n in kinds] == [8.0, 8.0, 8.0]
+    assert [fast.rate(in_bytes=b, is_narrow=n) for b, n in kinds] == [8.0, 60.0, 90.0]
+    runs: list[None] = []
+    profile.best_rate(1.0, lambda: runs.append(time.sleep(0.01)), patience=0.001)
+    assert len(runs) == 1, "what takes long is not repeated"
 
 
 def test_profile_and_agreement(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,6 +204,20 @@ def test_rounded_inputs_give_the_product_of_what_was_rounded(
 
 
 @needs_native
+@pytest.mark.parametrize("num_bits", [4, 8])
+def test_the_largest_codes_times_the_largest_bytes_do_not_overflow(num_bits: int) -> None:
+    """All products of a group have one sign, and as many bits as they can have; a saturated sum would be far off."""
+    weight = torch.ones(2, 64)
+    weight[:, ::32] = 0 if num_bits == 4 else -1  # the range of 4-bit codes begins here: the others are 15
+    packed = pack_groups(weight, None, Quantization(num_bits, rounds_inputs=True))
+    found = groups.to_groups(weight, num_bits)
+    assert packed is not None and found is not None
+    assert found.codes.view(torch.int8).abs().max() == (15 if num_bits == 4 else 127)
+    x = torch.stack([torch.ones(64), -torch.ones(64)]).repeat(4, 1)
+    assert torch.allclose(linear(x, packed), F.linear(x, groups.decode(found)), rtol=1e-5)
+
+
+@needs_native
 def test_a_row_that_is_no_number_stays_none_and_leaves_the_others_alone() -> None:
     weight, _, x = make(33, 96, torch.float32, 9)
     packed = pack_groups(weight, None, Quantization(4, rounds_inputs=True))
