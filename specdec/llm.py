@@ -40,7 +40,7 @@ def engine_config(
     device: str = "auto",
     draft_dtype: str | None = None,
     draft_device: str | None = None,
-    quantization: str = "none",
+    quantization: str | None = "none",
     max_model_len: int | None = None,
     max_num_seqs: int = 64,
     max_num_batched_tokens: int | None = None,
@@ -61,8 +61,9 @@ def engine_config(
         resolved = replace(resolved, trace=speculative_trace)
     _check_draft_device(draft_device, device)
     model = ModelConfig(
-        model=_name(target), dtype=dtype, device=device, max_model_len=max_model_len, quantization=quantization
-    )
+        model=_name(target), dtype=dtype, device=device, max_model_len=max_model_len,
+        quantization="none" if quantization is None else quantization,
+    )  # fmt: skip
     return EngineConfig(
         target=model,
         draft=_draft_model(model, resolved.draft, draft_dtype),

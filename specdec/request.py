@@ -18,6 +18,9 @@ from specdec.logprobs import TokenLogprob
 from specdec.rules import Rules
 from specdec.sampling_params import SamplingParams
 
+LEFT_GRAMMAR = "the output left the grammar's limits"
+"""How the error of a request begins whose own grammar ended it."""
+
 
 class FinishReason(str, enum.Enum):
     """Why a request ended, in OpenAI's words."""
@@ -244,7 +247,7 @@ class Request:
                 self.counts.add(token_id)
             is_complete = self.grammar is not None and self.grammar.push(token_id)
             if self.grammar is not None and self.grammar.error:
-                self.error = f"the output left the grammar's limits: {self.grammar.error}"
+                self.error = f"{LEFT_GRAMMAR}: {self.grammar.error}"
                 self.finish_reason = FinishReason.ERROR
                 return kept
             is_stopped = token_id in self.stop_token_ids and self.num_output_tokens >= self.rules.min_tokens

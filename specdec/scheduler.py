@@ -16,7 +16,7 @@ from specdec.batch import Batch, Plan, Row, Verdict
 from specdec.block_pool import BlockPool
 from specdec.config import SchedulerConfig
 from specdec.logprobs import TokenLogprob
-from specdec.request import FinishReason, Request
+from specdec.request import LEFT_GRAMMAR, FinishReason, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ JOINS_PER_PROMOTION = 8
 def _why(request: Request) -> str:
     """What a row without a token is told."""
     if request.grammar is not None and request.grammar.error:
-        return f"the output left the grammar's limits: {request.grammar.error}"
+        return f"{LEFT_GRAMMAR}: {request.grammar.error}"
     rules = request.rules
     if rules.allowed is not None and rules.bans:
         output = request.output_token_ids

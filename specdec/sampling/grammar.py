@@ -194,7 +194,7 @@ def _says_something(bits: bytes, ends: Iterable[int]) -> bool:
 
 
 def _refusal(params: StructuredOutputsParams, reason: str) -> InvalidRequestError:
-    first = next((line for line in reason.splitlines() if line.strip()), "no reason given")
+    said = " ".join(reason.split()) or "no reason given"  # a pointer under a pattern keeps its place in no message
     return InvalidRequestError(
-        f"structured_outputs.{params.kind} does not compile: {first[:300]}", param="structured_outputs"
+        f"structured_outputs.{params.kind} does not compile: {said[:300]}", param="structured_outputs"
     )

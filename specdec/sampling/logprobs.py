@@ -56,8 +56,9 @@ def _describe(scores: Tensor, token_ids: list[int], sizes: list[int]) -> list[To
     normaliser = torch.log(row_sums(torch.exp(scores - largest)))[:, None]
     own = scores.gather(1, torch.tensor(token_ids, device=scores.device)[:, None])
     ranks = (scores > own).sum(dim=1).tolist()
-    logprobs = (own - largest - normaliser)[:, 0].tolist()
-    tops = _tops(scores, maxima, largest + normaliser, sizes)
+    offset = largest + normaliser  # one number for both, so that a token has one log-probability
+    logprobs = (own - offset)[:, 0].tolist()
+    tops = _tops(scores, maxima, offset, sizes)
     return [
         TokenLogprob(token_id, _finite(logprob), rank + 1, top)
         for token_id, logprob, rank, top in zip(token_ids, logprobs, ranks, tops, strict=True)

@@ -94,7 +94,11 @@ class Door:
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_body_bytes:
-            raise HTTPError(413, f"the body is larger than {self._max_body_bytes} bytes, the limit of this server")
+            raise HTTPError(
+                413,
+                f"the body is larger than {self._max_body_bytes} bytes, the limit of this server",
+                headers={"connection": "close"},  # the rest of the body is not waited for
+            )
 
     def _counted(self, receive: Receive) -> Receive:
         """The same source, cut off at the limits of size (a chunked body names none beforehand) and time."""

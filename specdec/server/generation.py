@@ -14,7 +14,7 @@ from specdec.async_engine import AsyncEngine, Gain, GainStream
 from specdec.errors import InvalidRequestError, RequestFailedError, SpecdecError
 from specdec.logprobs import TokenLogprob
 from specdec.metrics import Metrics
-from specdec.request import FinishReason, Request, RequestStats
+from specdec.request import LEFT_GRAMMAR, FinishReason, Request, RequestStats
 from specdec.sampling_params import SamplingParams
 from specdec.tokenizer import Detokenizer, OutputText, Tokenizer
 
@@ -198,7 +198,7 @@ class Generation:
             self._count(gain)
             if gain.finish_reason is FinishReason.ERROR:
                 self.close()
-                raise RequestFailedError(gain.error or "the request failed")
+                raise _failure(gain.error or "the request failed")
             yield self.choices[gain.index].take(gain)
 
     def _count(self, gain: Gain) -> None:
@@ -229,6 +229,13 @@ class Generation:
                 self.reasons[choice.index] = FinishReason.ABORT.value
                 self._metrics.count_end(FinishReason.ABORT.value, time.monotonic() - self.arrived_at)
         self._on_end(self)
+
+
+def _failure(message: str) -> SpecdecError:
+    """Who is to blame for a request that ended in a step: a grammar that cannot be walked is its sender's."""
+    if message.startswith(LEFT_GRAMMAR):
+        return InvalidRequestError(message, param="structured_outputs")
+    return RequestFailedError(message)
 
 
 def make_choices(

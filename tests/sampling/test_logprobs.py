@@ -176,3 +176,10 @@ def test_reports_hold_no_number_that_is_not_finite() -> None:
 def test_ties_are_ranked_alike_and_listed_by_id() -> None:
     [value] = describe(torch.zeros(1, 200), [150], 3)
     assert value.rank == 1 and [i for i, _ in value.top] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_token_has_one_logprob_wherever_it_is_told(dtype: torch.dtype) -> None:
+    scores = (7 * torch.randn(64, 301, generator=torch.Generator().manual_seed(2))).to(dtype)
+    for report in describe(scores, scores.argmax(dim=1).tolist(), 3):
+        assert report.logprob == dict(report.top)[report.token_id]

@@ -197,7 +197,9 @@ def test_without_the_key_nothing_is_served_but_probes() -> None:
 def test_a_body_over_the_limit_is_refused() -> None:
     async def use() -> None:
         async with serving(scripted_engine(), ServerOptions(max_body_bytes=1000)) as client:
-            check_refusal(await client.post("/v1/completions", content=b" " * 1001), status=413)
+            answer = await client.post("/v1/completions", content=b" " * 1001)
+            check_refusal(answer, status=413)
+            assert answer.headers["connection"] == "close"  # what is left of the body is not the next request
 
             async def parts() -> Any:
                 for _ in range(20):

@@ -91,3 +91,18 @@ def test_grammars_compile_neither_on_the_loop_nor_in_a_step(monkeypatch: pytest.
 
     run(use())
     assert len(threads) == 1 and threads[0].startswith("specdec-grammar")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_pattern_that_cannot_be_walked_is_its_senders_fault(stream: bool) -> None:
+    """Found only while the output is written: "too many expressions"."""
+
+    async def use() -> None:
+        async with serving(scripted_engine(num_drafts=3)) as client:
+            body = {"prompt": "x", "max_tokens": 4, "guided_regex": "(x{1000}){1000}", "stream": stream}
+            answer = await client.post("/v1/completions", json=body)
+            error = (events(answer.text)[-1] if stream else answer.json())["error"]
+            assert answer.status_code == (200 if stream else 400) and error["type"] == "invalid_request_error"
+            assert error["param"] == "structured_outputs" and "the grammar's limits: " in error["message"]
+
+    run(use())
