@@ -191,6 +191,7 @@ def test_report_refuses_to_mix_settings(tmp_path: Path, toy: str, capsys: pytest
     assert "differ in settings" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_profile_of_attention(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "attention.jsonl"
     options = ["--target", toy, "--out", str(out), "--steps", "2", "--quantization", "none"]
@@ -212,6 +213,7 @@ def test_limits_of_the_machine_are_not_those_of_a_kernel_that_torch_lacks() -> N
     assert len(runs) == 1, "what takes long is not repeated"
 
 
+@pytest.mark.slow
 def test_profile_and_agreement(toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "profile.jsonl"
     options = ["--target", toy, "--out", str(out), "--quantization", "int8-a8"]

@@ -28,6 +28,7 @@ def command(toy: str, tmp_path: Path) -> Command:
     return run
 
 
+@pytest.mark.slow
 def test_random_parameters_change_nothing(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--random-parameters", "10", "--max-tokens", "8", "--cases", "good,wrong") == 0
     lines = list(results.read(tmp_path / "results.jsonl"))
