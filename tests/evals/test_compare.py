@@ -41,7 +41,7 @@ def test_sleeping_is_caught(llm: LLM) -> None:
     Its forwards are as fast as plain's, so the cost curve predicts no loss, and the shortfall shows beside it.
     """
     plain = system(WatchedEngine(llm.engine), "plain")
-    runs = compare(llm, [plain, system(Sleeps(llm.engine), "slow")], jobs_for(llm, 2, max_tokens=32), repeats=4)
+    runs = compare(llm, [plain, system(Sleeps(llm.engine), "slow")], jobs_for(llm, 2, max_tokens=16), repeats=4)
     slow = next(summary for summary in summarise(runs) if summary.system == "slow")
     assert slow.is_equal
     assert slow.ratio is not None and slow.ratio.high is not None
