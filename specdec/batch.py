@@ -209,9 +209,11 @@ class StepSeconds:
     verify   packing, the target's forward and reading the verdict
     host     in the controller's own verbs: to prepare and admit, and to observe the step before
     follow   what the proposer did with the verdict, drafting or not
+    rest     between this step and the one before: committing and handing out its tokens, planning this one
     """
 
     draft: float
     verify: float
     host: float = 0.0
     follow: float = 0.0
+    rest: float = 0.0

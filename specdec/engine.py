@@ -82,6 +82,7 @@ class Engine:
         self._seeds = random.Random(seed)
         self._faults_in_a_row = 0
         self._host = 0.0  # seconds of the controller's verbs that the next step is told of
+        self._last: float | None = None  # when the verdict of the step before was worked in; None: nothing was left to do
 
     # ------------------------------------------------------------------ the door
 
@@ -218,6 +219,7 @@ class Engine:
 
     def _run(self, plan: Plan) -> list[Emitted]:
         started = perf_counter()
+        rest = 0.0 if self._last is None else started - self._last - self._host
         drafts = self.guide.admit(plan, self.proposer.propose(self.guide.to_ask(plan)))
         drafted = perf_counter()
         batch = self.controller.admit(plan, drafts)
@@ -230,10 +232,13 @@ class Engine:
         followed = perf_counter()
         host = self._host + admitted - drafted
         self.controller.observe(
-            batch, verdict, StepSeconds(drafted - started, judged - admitted, host, followed - judged)
+            batch, verdict, StepSeconds(drafted - started, judged - admitted, host, followed - judged, max(rest, 0.0))
         )
         self._host = perf_counter() - followed
-        return self.scheduler.commit(batch, verdict)
+        emitted = self.scheduler.commit(batch, verdict)
+        is_calm = all(row.num_base == 1 for row in batch)  # prompts take time of their own between steps
+        self._last = followed if is_calm and self.scheduler.has_work else None
+        return emitted
 
     def _budget(self, request: Request) -> int:
         """Most drafts of a request: the controller's word, or what its grammar forces where it may speculate."""

@@ -67,7 +67,7 @@ struct Pass {  // one item's buffers; its rows are (group, query, head of the gr
     const AttentionItem* find_next(int64_t segment, Tile& tile) const {
         const bool ends = segment + 1 == item.end_segment;
         const AttentionItem* owner = ends ? upcoming : &item;
-        if (!owner || shape.is_tiled()) return nullptr;
+        if (!owner) return nullptr;
         find_first(*owner, ends ? owner->first_segment : segment + 1, tile);
         return owner;
     }
@@ -266,8 +266,8 @@ void attend_tile(const Pass& pass, int64_t group, const T* k, const T* v, const 
 #if SPECDEC_HAS_TILES
 
 // The same on matrix units.
-void attend_tile_in_tiles(const Pass& pass, int64_t group, const bf16* k, const bf16* v, const Tile& tile, const Tile& next,
-                          State& state) {
+void attend_tile_in_tiles(const Pass& pass, int64_t group, const bf16* k, const bf16* v, const Tile& tile,
+                          RowsAhead& next, State& state) {
     const AttentionShape& shape = pass.shape;
     const int from = tile.from, to = tile.to;
     const int64_t k_stride = shape.G * shape.D, v_stride = shape.G * shape.Dv, first_row = group * pass.group_rows;
@@ -279,17 +279,13 @@ void attend_tile_in_tiles(const Pass& pass, int64_t group, const bf16* k, const 
         return key >= from && key < to ? at + tile.slots[key] * stride : (const bf16*)pass.zeros;
     };
     for (int part = 0; part < TILE; part += 16, keys += shape.D * 16) {
-        for (int key = std::max(part, next.from); key < std::min(part + 16, next.to); ++key) {
-            prefetch_row(k + next.slots[key] * k_stride, shape.D);
-            prefetch_row(v + next.slots[key] * v_stride, shape.Dv);
-        }
         if (part + 16 <= from || part >= to) continue;
         const bf16* rows[16];
         for (int i = 0; i < 16; ++i) rows[i] = row(k, part + i, k_stride);
         attention_tiles::pack_keys(rows, shape.D, keys);
     }
     for (int64_t r = 0; r < pass.group_rows; r += block)
-        attention_tiles::score(q + r * shape.D, shape.D, (const bf16*)pass.keys, pass.scores + r * TILE);
+        attention_tiles::score(q + r * shape.D, shape.D, (const bf16*)pass.keys, pass.scores + r * TILE, next);
     const float unit = shape.scale * LOG2_E;
     auto scale = [&](F score) { return shape.softcap > 0 ? scaled(score, shape.scale, shape.softcap) : score * unit; };
     for (int64_t query = 0, r = 0; query < pass.item.num_queries; ++query) {
@@ -298,7 +294,9 @@ void attend_tile_in_tiles(const Pass& pass, int64_t group, const bf16* k, const 
         const int last = std::min<int64_t>(to, own + 1);
         for (int64_t head = 0; head < pass.heads; ++head, ++r) {
             soften_row(pass.scores + r * TILE, scale, first, last, max + r, sums + r * W, out + r * shape.Dv, shape.Dv);
+            next.fetch();
             attention_tiles::split_weights(pass.scores + r * TILE);
+            next.fetch();
         }
     }
     const int64_t used = (pass.group_rows + block - 1) / block * block;
@@ -309,7 +307,7 @@ void attend_tile_in_tiles(const Pass& pass, int64_t group, const bf16* k, const 
             attention_tiles::pack_values(row(v, key, v_stride), row(v, key + 1, v_stride), shape.Dv, pair,
                                          values + step * STEP * shape.Dv);
     for (int64_t r = 0; r < pass.group_rows; r += block)
-        attention_tiles::add_values(pass.scores + r * TILE, values, from, to, shape.Dv, out + r * shape.Dv);
+        attention_tiles::add_values(pass.scores + r * TILE, values, from, to, shape.Dv, out + r * shape.Dv, next);
 }
 
 #endif
@@ -329,13 +327,14 @@ void attend_segment(const Pass& pass, const T* k, const T* v, int64_t segment, S
         Tile after;
         const AttentionItem* owner = tiles[i ^ 1].from < tiles[i ^ 1].to ? nullptr : pass.find_next(segment, after);
         NextTile next(shape, owner ? *owner : pass.item, owner ? after : tiles[i ^ 1], k, v, row_blocks);
+        RowsAhead rows(shape, owner ? *owner : pass.item, owner ? after : tiles[i ^ 1], k, v, pass.group_rows);
         for (int64_t g = 0; g < pass.item.num_groups; ++g) {
             int64_t group = pass.item.first_group + g;
             const T *k_group = k + group * shape.D, *v_group = v + group * shape.Dv;
 #if SPECDEC_HAS_TILES
             if constexpr (sizeof(T) == 2)
                 if (shape.is_tiled()) {
-                    attend_tile_in_tiles(pass, g, k_group, v_group, tiles[i], tiles[i ^ 1], state);
+                    attend_tile_in_tiles(pass, g, k_group, v_group, tiles[i], rows, state);
                     continue;
                 }
 #endif
@@ -433,7 +432,7 @@ void attend(const AttentionShape& shape, const AttentionItem& item, const void* 
         else
             widen_row((const float*)q + at, shape.D, pass.DP, pass.q + r * pass.DP);
     }
-    if (is_cold && !shape.is_tiled()) touch(pass, k, v);
+    if (is_cold) touch(pass, k, v);
     const int64_t first = item.first_segment, end = item.end_segment;
     if (item.part >= 0) {
         for (int64_t s = first; s < end; ++s) {

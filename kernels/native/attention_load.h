@@ -77,10 +77,37 @@ struct NextTile {
           values(v + item.first_group * shape.Dv, shape.G * shape.Dv, item.num_groups * shape.Dv, tile, row_blocks) {}
 };
 
-template <typename T>
-SPECDEC_INLINE void prefetch_row(const T* row, int64_t width) {  // into the second cache: the first is full
-    for (int64_t byte = 0; byte < width * (int64_t)sizeof(T); byte += 64) __builtin_prefetch((const char*)row + byte, 0, 2);
-}
+// The same by whole rows, evenly over what a tile's groups compute: rows of keys, then rows of values. Lines that are on
+// their way hold buffers that loads from the second cache need too, so it is called where work is done in the first.
+struct RowsAhead {
+    const char *keys, *values;
+    int64_t key_bytes, value_bytes, key_stride, value_stride;
+    const Tile& tile;
+    int64_t at = 0, end, calls, credit = 0;  // rows; calls that end of them are spread over
+
+    template <typename T>
+    RowsAhead(const AttentionShape& shape, const AttentionItem& item, const Tile& next, const T* k, const T* v,
+              int64_t group_rows)
+        : keys((const char*)(k + item.first_group * shape.D)), values((const char*)(v + item.first_group * shape.Dv)),
+          key_bytes(item.num_groups * shape.D * sizeof(T)), value_bytes(item.num_groups * shape.Dv * sizeof(T)),
+          key_stride(shape.G * shape.D * sizeof(T)), value_stride(shape.G * shape.Dv * sizeof(T)), tile(next),
+          end(2 * (next.to - next.from)), calls(num_calls(shape, item, group_rows)) {}
+
+    static int64_t num_calls(const AttentionShape& shape, const AttentionItem& item, int64_t group_rows) {
+        const int64_t blocks = (group_rows + 15) / 16;  // each takes D / 8 and Dv / 8 products
+        return item.num_groups * (blocks * (shape.D + shape.Dv) / 8 + 2 * group_rows);
+    }
+
+    SPECDEC_INLINE void fetch() {
+        for (credit += end; credit >= calls && at < end; credit -= calls, ++at) {
+            const bool is_key = 2 * at < end;
+            const int64_t slot = tile.slots[tile.from + (is_key ? at : at - end / 2)];
+            const char* row = is_key ? keys + slot * key_stride : values + slot * value_stride;
+            const char* row_end = row + (is_key ? key_bytes : value_bytes);
+            for (; row < row_end; row += Ahead::LINE) __builtin_prefetch(row, 0, 2);
+        }
+    }
+};
 
 // [width] -> [padded], the rest zero
 template <typename T>

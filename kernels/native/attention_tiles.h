@@ -82,14 +82,16 @@ inline void put_in_order(float* row, int64_t width) {
     }
 }
 
-// Registers: 0-3 sums, 4 and 5 the two parts of queries or weights, 6 and 7 keys or values.
+// Registers: 0-3 sums, 4 and 5 the two parts of queries or weights, 6 and 7 keys or values. A product's share of what comes
+// next is asked for on the way.
 #define SPECDEC_PRODUCT(sums, keys, from) \
     _tile_loadd(keys, from, 64);          \
+    ahead.fetch();                        \
     _tile_dpbf16ps(sums, 4, keys);        \
     _tile_dpbf16ps(sums, 5, keys)
 
 // scores [rows][TILE] = q [rows][2][D] . keys, of 4 times 16 keys
-inline void score(const float* q, int64_t D, const bf16* keys, float* scores) {
+inline void score(const float* q, int64_t D, const bf16* keys, float* scores, RowsAhead& ahead) {
     tiles::order_memory();
     const bf16* high = (const bf16*)q;
     const int64_t next = D / STEP * tiles::SIZE;  // of 16 keys
@@ -112,7 +114,8 @@ inline void score(const float* q, int64_t D, const bf16* keys, float* scores) {
 }
 
 // out [rows][Dv] += weights [rows][2][TILE] . values, of the steps that hold keys from .. to - 1
-inline void add_values(const float* weights, const bf16* values, int from, int to, int64_t Dv, float* out) {
+inline void add_values(const float* weights, const bf16* values, int from, int to, int64_t Dv, float* out,
+                       RowsAhead& ahead) {
     tiles::order_memory();
     const bf16* high = (const bf16*)weights;
     const int64_t next = Dv / 16 * tiles::SIZE, stride = Dv * 4;

@@ -26,7 +26,7 @@ from specdec.control.trace import StepRecord, Totals, TraceFile, row_records
 from specdec.controller import FixedLength, attach
 from specdec.request import Request
 
-MARGIN = 0.03  # how much better another level must be before the level changes
+MARGIN = 0.02  # how much better another level must be before the level changes
 FREE = -1  # the level of drafts that cost nothing to make
 ZERO_STEPS = 64  # at zero the plan is looked at again after so many steps, or when the load has fallen
 LOAD_FELL = 0.75
@@ -343,7 +343,9 @@ class AdaptiveLength:
             self.probes.saw_plain(self.step, load.decoding)
         passes = pass_sizes(batch.rows, self._asked, self._lags) if self.cost.draft is not None else []
         self.cost.hear_host(seconds, is_on=bool(self._room), has_passes=bool(passes))
-        if self.trace is None and self.cost.verify.num_observed > SETTLED and totals.num_steps % SETTLED_EVERY:
+        is_rare = is_plain and self._kind == "plain probe"
+        is_settled = self.cost.verify.num_observed > SETTLED and not is_rare
+        if self.trace is None and is_settled and totals.num_steps % SETTLED_EVERY:
             return
         predicted = self.cost.observe(batch.num_tokens, load, passes, seconds)
         totals.time(predicted, seconds.draft + seconds.verify)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from specdec.request import Request
 
 SHARE, YOUNG_SHARE, YOUNG_STEPS = 0.006, 0.03, 100  # of all steps; more in the beginning
-FEWEST_STEPS = 8  # between two probes of a kind
+FEWEST_STEPS, FEWEST_PLAIN = 8, 24  # between two probes with drafts; between two without any
 FIRST_CREDIT = 50  # steps credited at the start, so that little is believed for long
-SURE, SURE_STEPS = 0.5, 10_000  # what was seen to be better by so much is doubted as little as after these steps
+SURE, SURE_STEPS = 0.3, 10_000  # what was seen to be better by so much is doubted as little as after these steps
 MOST_PATIENCE = 8  # times the wait, after probes of which no draft was right
 ROWS_PART, MOST_DRAFTS = 8, 3  # a probe drafts for one row in eight, so deep
 
@@ -52,7 +52,7 @@ class Probes:
         size = rows.bit_length()
         last = self._last_plain.setdefault(size, step - FIRST_CREDIT // 2)
         is_sure = loss >= SURE and size in self._seen_plain
-        return step >= last + _interval(SURE_STEPS if is_sure else step, loss)
+        return step >= last + max(_interval(SURE_STEPS if is_sure else step, loss), FEWEST_PLAIN)
 
     def model_is_due(self, step: int, loss: float) -> bool:
         """True where asking a model can be afforded while free offers serve; it is then taken to be made."""

@@ -46,21 +46,28 @@ class StepCost:
         self.verify = verify
         self.draft = draft
         self.looking, self.follow = Average(), Average()
+        self._rest_on, self._rest_off = Average(), Average()
         self._host_on, self._host_off = Average(), Average()
 
     @property
     def overhead(self) -> float:
         """What the host takes more in a step that may draft than in one that may not, models not counted."""
-        return self.looking.value + max(self._host_on.value - self._host_off.value, 0.0)
+        host = self._host_on.value - self._host_off.value
+        return self.looking.value + max(host, 0.0) + max(self._rest_on.value - self.rest, 0.0)
+
+    @property
+    def rest(self) -> float:
+        """Between two steps that may not draft. Every step pays it once, so drafts that are right save it."""
+        return self._rest_off.value or self._rest_on.value
 
     def verifying(self, load: Load, most: int, spent: float = 0.0) -> list[float]:
         """Of decoding with 0..most drafts, [most + 1]: alone, and what drafts add beside the prompts.
 
-        What follows is included, and what is `spent` already.
+        What follows is included, what lies between two steps, and what is `spent` already.
         """
-        base = load.decoding + load.prompts
-        rest = self.verify.seconds(load.decoding, load.keys) - self.verify.at(base) + self.follow.value + spent
-        return [seconds + rest for seconds in self.verify.span(base, base + most)]
+        base, spent = load.decoding + load.prompts, spent + self.follow.value + self.rest
+        spent += self.verify.seconds(load.decoding, load.keys) - self.verify.at(base)
+        return [seconds + spent for seconds in self.verify.span(base, base + most)]
 
     def drafting(self, rows: int) -> list[float] | None:
         """Of one pass over 0..rows rows; None where drafting is free."""
@@ -72,6 +79,8 @@ class StepCost:
 
     def hear_host(self, seconds: StepSeconds, *, is_on: bool, has_passes: bool) -> None:
         """Average what the host took in a step that might draft (`is_on`), or might not."""
+        if seconds.rest:
+            (self._rest_on if is_on else self._rest_off).add(seconds.rest)
         if not is_on:
             self._host_off.add(seconds.host)
             return

@@ -25,11 +25,21 @@ from tests.engines import ids, llm
 K = 3
 
 
-def share_with_room(host: float, looking: float, offered: float, *, chance: float = 0.6, steps: int = 600) -> float:
+def share_with_room(
+    host: float,
+    looking: float,
+    offered: float,
+    *,
+    chance: float = 0.6,
+    steps: int = 600,
+    rest: float = 0.0,
+    more_rest: float = 0.0,
+) -> float:
     """Of the last half of the steps of one long request: where it might draft. A forward takes 10 ms, a draft 0.5 ms.
 
     host, looking   seconds of the controller and of the proposer in a step that may draft
     offered         how often there is an offer, of drafts that are right with one chance
+    rest            seconds between two steps; more_rest: more behind one that may draft
     """
     rng = random.Random(7)
     controller = AdaptiveLength(FixedLength(K, None), Sources(free=(SOURCE,)), ForwardCost(64, {1: 0.01, 9: 0.014}))
@@ -44,7 +54,7 @@ def share_with_room(host: float, looking: float, offered: float, *, chance: floa
         accepted = next((j for j in range(drafted) if rng.random() > chance), drafted)
         verdict = Verdict(((1,) * (accepted + 1),), (False,))
         is_on = bool(room)
-        seconds = StepSeconds(is_on * looking, 0.01 + 0.0005 * drafted, is_on * host)
+        seconds = StepSeconds(is_on * looking, 0.01 + 0.0005 * drafted, is_on * host, 0.0, rest + is_on * more_rest)
         controller.observe(batch, verdict, seconds)
         found.append(is_on)
     return sum(found[steps // 2 :]) / (steps - steps // 2)
@@ -56,6 +66,13 @@ def test_what_the_host_takes_is_weighed_against_what_drafts_gain() -> None:
     assert share_with_room(0.0005, 0.0005, 1.0) > 0.9
     assert share_with_room(0.02, 0.0, 1.0) < 0.1
     assert share_with_room(0.0, 0.02, 1.0) < 0.1
+
+
+def test_what_lies_between_two_steps_is_saved_by_drafts_that_are_right() -> None:
+    """20 ms of the host's that 10 ms cannot pay for, 50 ms more between any two steps can; not what drafts add there."""
+    assert share_with_room(0.02, 0.0, 1.0, rest=0.05) > 0.9
+    assert share_with_room(0.0, 0.0, 1.0, rest=0.001) > 0.9
+    assert share_with_room(0.0, 0.0, 1.0, rest=0.001, more_rest=0.04) < 0.1
 
 
 def test_seldom_offers_are_not_worth_looking_for_where_looking_is_dear() -> None:
@@ -95,6 +112,7 @@ def test_the_engine_tells_what_its_controller_and_what_follows_the_verdict_took(
     finally:
         made.engine.controller = kept
     assert len(listener.heard) == 8
+    assert listener.heard[0].rest == 0.0 and all(0.0 < seconds.rest < 0.05 for seconds in listener.heard[2:])
     for seconds in listener.heard:
         assert 0.0 < seconds.host < 0.05 and 0.0 < seconds.follow < 0.05
         assert seconds.verify > seconds.follow

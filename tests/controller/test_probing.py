@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specdec.control.probing import FEWEST_STEPS, MOST_PATIENCE, SHARE, YOUNG_SHARE, YOUNG_STEPS, Probes
+from specdec.control.probing import FEWEST_PLAIN, FEWEST_STEPS, MOST_PATIENCE, SHARE, YOUNG_SHARE, YOUNG_STEPS, Probes
 
 
 def probes_of(steps: int, loss: float, num_accepted: int) -> list[int]:
@@ -45,5 +45,15 @@ def wait_for_plain(loss: float, *, was_seen: bool) -> int:
 
 def test_a_plain_step_that_was_seen_is_tried_late_where_the_gain_is_large() -> None:
     """While young. What was never seen may cost less than is believed, however large the gain."""
-    assert wait_for_plain(0.4, was_seen=True) < 20 and wait_for_plain(2.0, was_seen=False) < 60
+    assert wait_for_plain(0.2, was_seen=True) < 30 and wait_for_plain(2.0, was_seen=False) < 60
     assert wait_for_plain(2.0, was_seen=True) > 200
+
+
+def test_plain_steps_are_tried_seldom_however_small_the_gain() -> None:
+    """A gain of 2 % would buy one in two steps while young; steps that have no offer are plain anyway."""
+    probes, tried = Probes(), []
+    for step in range(1, 500):
+        if probes.plain_is_due(step, 8, 0.02):
+            probes.saw_plain(step, 8)
+            tried.append(step)
+    assert 2 < len(tried) <= 500 // FEWEST_PLAIN + 1

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from draft_models import corpus, optim, precision, start
+from draft_models import corpus, optim, precision, prompts, start
 from draft_models.checkpoint import load_state
 from draft_models.features import FeatureTap, compute
 from draft_models.recipes import Eagle3
 from draft_models.supply import Supply
 from draft_models.target import load_target
 from draft_models.train import main
+from specdec import LLM, SamplingParams
 from tests.toys import byte_tokenizer, make_toy
 
 
@@ -205,3 +207,26 @@ def test_progress_is_told_with_what_is_left(
     with caplog.at_level(logging.INFO, "draft_models"):
         main(_flags(target, data, tmp_path, "--epochs", "1"))
     assert "held-out mean acceptance length at k = 5" in caplog.text and "min left" in caplog.text
+
+
+def test_a_target_asks_itself_and_a_file_is_continued(target: str, tmp_path: Path) -> None:
+    """Numbers never repeat over an interrupt, answers are those of the stated temperature, and training takes them."""
+    llm = LLM(target)
+    tokenizer = llm.engine.target.model.tokenizer
+    path, longest = tmp_path / "asked.jsonl", (24, 16)
+
+    def go(num: int) -> list[dict[str, Any]]:
+        prompts.run(llm, tokenizer, path, num=num, seed=3, longest=longest, until=float("inf"))
+        return corpus.read_records(path)
+
+    first = go(2 * prompts.GROUP)
+    both = go(4 * prompts.GROUP)
+    assert both[: len(first)] == first and len(both) > len(first) > 0
+    assert len({r["number"] for r in both}) == len({r["prompt"] for r in both}) == len(both)
+    for record in both:
+        assert record["prompt"].startswith(prompts.opening(record["number"])[1].strip()) and record["response_ids"]
+    greedy = next(r for r in both if r["temperature"] == 0)
+    again = llm.generate([corpus.prompt_ids(tokenizer, greedy["prompt"])], SamplingParams(temperature=0, max_tokens=16))
+    assert list(again[0].outputs[0].token_ids) == greedy["response_ids"]
+    with pytest.raises(ValueError, match="chat template"):
+        prompts.user_prefix(SimpleNamespace(apply_chat_template=lambda *_, **__: "fixed"))
