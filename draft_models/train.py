@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add("--unroll", type=int, default=3, help="steps of the training-time test (1 for --method llama)")
     add("--muon-rate", type=float, default=0.004)
     add("--adam-rate", type=float, default=3e-4)
+    add("--cooldown", type=float, default=0.25, help="share of the rows, the last, over which rates fall")
     add("--heldout-percent", type=float, default=1.0)
     add("--heldout-most", type=int, default=40, help="held-out examples measured while training")
     add("--every", type=float, default=240.0, help="seconds between two measures")
@@ -178,6 +179,7 @@ def _settings(args: argparse.Namespace, data: Data) -> Settings:
         unroll=1 if args.method == "llama" else args.unroll,
         muon_rate=args.muon_rate,
         adam_rate=args.adam_rate,
+        cooldown=args.cooldown,
         every_seconds=args.every,
         seed=args.seed,
     )

@@ -32,7 +32,8 @@ logger = logging.getLogger("draft_models")
 class Settings:
     """How a draft is trained.
 
-    rows           predicting rows (answer tokens) in all, over every visit; the rate falls over the last quarter
+    rows           predicting rows (answer tokens) in all, over every visit
+    cooldown       share of the rows, the last ones, over which the rate falls
     batch_rows     rows of one optimiser step, padding included
     unroll, decay  steps of the training-time test and the weight of one against the one before
     every_seconds  between two measures on held-out text, each of which also saves
@@ -46,6 +47,7 @@ class Settings:
     muon_rate: float = 0.004
     adam_rate: float = 3e-4
     fc_scale: float = 1.0
+    cooldown: float = 0.25
     clip: float = 1.0
     every_seconds: float = 240.0
     k: int = 5
@@ -104,7 +106,7 @@ class Trainer:
 
     def _step(self, batch: list[Sample]) -> float:
         share = self.progress.rows / self.settings.rows
-        optim.set_rate(self.optimisers, optim.rate_factor(self.progress.step, share))
+        optim.set_rate(self.optimisers, optim.rate_factor(self.progress.step, share, cooldown=self.settings.cooldown))
         with self._products():
             loss = self.loss(pad(batch, self.accelerator.device, self.settings.dtype))
         self.accelerator.backward(loss)

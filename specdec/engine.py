@@ -82,7 +82,7 @@ class Engine:
         self._seeds = random.Random(seed)
         self._faults_in_a_row = 0
         self._host = 0.0  # seconds of the controller's verbs that the next step is told of
-        self._last: float | None = None  # when the verdict of the step before was worked in; None: nothing was left to do
+        self._last: float | None = None  # when the verdict before was worked in; None: nothing was left to do
 
     # ------------------------------------------------------------------ the door
 

@@ -69,7 +69,7 @@ def test_what_the_host_takes_is_weighed_against_what_drafts_gain() -> None:
 
 
 def test_what_lies_between_two_steps_is_saved_by_drafts_that_are_right() -> None:
-    """20 ms of the host's that 10 ms cannot pay for, 50 ms more between any two steps can; not what drafts add there."""
+    """20 ms of the host that 10 ms cannot pay for, 50 ms more between any two steps can; not what drafts add there."""
     assert share_with_room(0.02, 0.0, 1.0, rest=0.05) > 0.9
     assert share_with_room(0.0, 0.0, 1.0, rest=0.001) > 0.9
     assert share_with_room(0.0, 0.0, 1.0, rest=0.001, more_rest=0.04) < 0.1
