@@ -1,7 +1,7 @@
 """Supply: which shard of examples is trained on next, and its features, computed here or read from a folder.
 
 It knows the order of the data and what was seen; another process may fill the folder ahead of it
-(`python -m draft_models.features`). It does not know heads.
+(`--features-only` of the training command). It does not know heads.
 """
 
 from __future__ import annotations
@@ -47,6 +47,12 @@ class Supply:
         if self.folder is None:
             return set()
         return {int(path.stem.split("-")[1]) for path in Shards(self.folder).names()}
+
+    def fill(self) -> None:
+        """Work ahead: the features of every shard that lacks them, from the last, so that a trainer meets them."""
+        for shard in reversed(range(self.num_shards)):
+            if shard not in self._at_hand():
+                self.samples(shard)
 
     def samples(self, shard: int) -> list[Sample]:
         """The samples of a shard; computed ones are kept where there is a folder."""

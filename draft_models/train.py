@@ -42,6 +42,9 @@ def parser() -> argparse.ArgumentParser:
     add("--draft-vocab-size", type=int, default=8192)
     add("--from", dest="start", type=Path, help="directory of a trained head to start from, in place of a fresh one")
     add("--precision", choices=precision.CHOICES, default="auto", help="of matrix products; auto: bf16 if it is fast")
+    add(
+        "--features-only", action="store_true", help="fill the folder of --features, beside a run that trains, and stop"
+    )
     add("--num-layers", type=int, default=2, help="layers of --method llama")
     add("--max-length", type=int, default=576, help="tokens of a prompt with its answer")
     add("--answer-length", type=int, default=256, help="tokens at which answers of the data were cut")
@@ -138,6 +141,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     heldout = _heldout(args, data, tap)
     recipe = build_recipe(args, target, data, (layers, stored)).to(device)
     supply = Supply(data.training, tap, args.epochs, args.features)
+    if args.features_only:
+        if args.features is None:
+            raise ValueError("--features-only needs --features DIR")
+        supply.fill()
+        return
     settings = replace(_settings(args, data), dtype=dtype)
     if isinstance(recipe, Eagle3):
         settings = replace(settings, fc_scale=1.0 / _begin(args, recipe, target, supply))

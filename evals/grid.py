@@ -23,6 +23,7 @@ KS = (1, 2, 3, 5)
 TEMPERATURE = {"adversarial": 5.0}  # the output is noise, and no draft is right but by luck
 ADAPTIVE = "adaptive"
 LEAST = 0.95
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 def prompts(name: str) -> list[workloads.Prompt]:
@@ -46,8 +47,20 @@ def enough(prompts: Sequence[workloads.Prompt], count: int) -> list[workloads.Pr
 
 
 def jobs_at(concurrency: int) -> int:
-    """Requests of a cell: alone a few, else two waves, or one where a wave is long."""
-    return max(4, min(2 * concurrency, 32))
+    """Requests of a cell: alone a few, else two waves, or one and a half where a wave is long."""
+    return max(4, min(2 * concurrency, 16 + concurrency))
+
+
+def tokens_of(index: int, mean: int) -> int:
+    """Output tokens of request `index`: from half of the mean to one and a half of it, evenly spread.
+
+    Requests of one length that are not drafted for end in the same step and let the next ones in together; no load of
+    real requests does, and whoever drafts would be charged for ending that.
+
+    >>> [tokens_of(i, 40) for i in range(6)]
+    [20, 45, 29, 54, 39, 24]
+    """
+    return max(1, round(mean * (0.5 + index * GOLDEN % 1.0)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--workloads", type=words, default=None, help="of " + ",".join((*workloads.NAMES, *grid.WORKLOADS[2:])))
     add("--prompts", type=Path, help="JSONL in Spec-Bench, HumanEval, ShareGPT or plain form, instead of --workloads")
     add("--num-prompts", type=int, help="of each workload; default: all")
-    add("--max-tokens", type=int, default=64)
+    add("--max-tokens", type=int, default=64, help="of an answer; with --grid the mean, half of it to one and a half")
     add("--concurrency", type=numbers, default=None, help="default: 1,8")
     add("--k", type=numbers, default=None, help="draft lengths; default: 2,4")
     add("--adaptive", action="store_true", help="measure the controller that adapts the length as well")
@@ -142,7 +142,7 @@ def read_workloads(args: argparse.Namespace) -> dict[str, list[workloads.Prompt]
     else:
         found = {name: grid.prompts(name) for name in args.workloads}
     if args.grid and args.num_prompts is None:
-        return {name: grid.enough(prompts, max(args.concurrency)) for name, prompts in found.items()}
+        return {name: grid.enough(prompts, max(map(grid.jobs_at, args.concurrency))) for name, prompts in found.items()}
     return {name: workloads.take(prompts, args.num_prompts) for name, prompts in found.items()}
 
 
@@ -157,7 +157,7 @@ def build(
         dtype=args.dtype,
         ks=tuple(args.k),
         max_concurrency=max(args.concurrency),
-        max_tokens=args.max_tokens,
+        max_tokens=args.max_tokens * 3 // 2 if args.grid else args.max_tokens,
         adaptive=args.adaptive,
         traces=args.traces,
     )
@@ -171,7 +171,7 @@ def build(
             Job(
                 p,
                 encode(llms["plain"], p),
-                args.max_tokens,
+                grid.tokens_of(i, args.max_tokens) if args.grid else args.max_tokens,
                 grid.TEMPERATURE.get(name, args.temperature),
                 args.seed + i,
             )

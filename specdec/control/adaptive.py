@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
-from specdec.control.acceptance import Acceptance, Ask, Outcome
+from specdec.control.acceptance import Acceptance, Outcome
 from specdec.control.asking import NOBODY, Asking, best_asking, net_gain, net_value
 from specdec.control.beliefs import Beliefs, Heard, reached
 from specdec.control.cost import ForwardCost
@@ -121,6 +121,7 @@ class AdaptiveLength:
             if request.num_output_tokens == 1:  # whoever went by its name before
                 self.acceptance.forget(request.request_id)
                 self.heard.forget(request.request_id)
+                self.beliefs.forget(request.request_id)
         able = [(r, most) for r in decoding if (most := min(self.limits.budget(r), r.max_drafts)) > 0]
         base = Load(len(decoding), sum(r.num_tokens for r in decoding), prompts)
         free = self._weigh(able, base, self.sources.free, is_free=True)
@@ -145,7 +146,8 @@ class AdaptiveLength:
         """The best shape of each depth, drafted by these proposers; the plain one first."""
         if not sources or not able:
             return []
-        ladders = [self._ladder(request.request_id, most, sources) for request, most in able]
+        keeps = self.sources.looks and is_free
+        ladders = [self.beliefs.before(r.request_id, most, sources, self.step, keeps=keeps) for r, most in able]
         verify = self.cost.verifying(load, sum(map(len, ladders)))
         if is_free or self.cost.draft is None:
             plain, *drafting = shapes_by_depth(load.decoding, ladders, Costs(verify))
@@ -155,11 +157,6 @@ class AdaptiveLength:
         behind = sum(max(self._lags[request.request_id] - 2, 0) for request, _ in able)
         opening = self.cost.draft.at(behind) / OPENING_STEPS + self.cost.overhead
         return shapes_by_depth(load.decoding, ladders, Costs(verify, self.cost.drafting(len(able)), opening))
-
-    def _ladder(self, request_id: str, most: int, sources: Sequence[str]) -> list[float]:
-        """S of a request, by the proposer from which most is expected."""
-        asks = (Ask(request_id, source, most) for source in sources)
-        return max((reached(self.acceptance.of(ask, self.step)) for ask in asks), key=sum)
 
     def _where_offered(self, shape: Shape, plain: Shape, able: Sequence[tuple[Request, int]]) -> Shape:
         """A shape of free drafts, of which only some will be offered; looking for them takes its time in any case."""
@@ -218,6 +215,11 @@ class AdaptiveLength:
         if self._kind == "zero":
             self._sleeps_until = min(self.step + ZERO_STEPS, max(self.probes.next_draft, self.step + 1))
             self._slept_at, self._slept_from = num_decoding, self.step
+
+    @property
+    def _rests(self) -> bool:
+        """Speculation is off, and was in the step before: what the host takes is what it takes without."""
+        return self._kind == "zero" and self.step > self._slept_from + 1
 
     def _change_level(self, level: int) -> None:
         self.totals.num_changes += level != self.level
@@ -342,7 +344,10 @@ class AdaptiveLength:
         if is_plain:
             self.probes.saw_plain(self.step, load.decoding)
         passes = pass_sizes(batch.rows, self._asked, self._lags) if self.cost.draft is not None else []
-        self.cost.hear_host(seconds, is_on=bool(self._room), has_passes=bool(passes))
+        if self._room or self._rests:
+            self.cost.hear_host(seconds, is_on=bool(self._room), has_passes=bool(passes))
+        if self._kind != "prompts":
+            self.cost.hear_rest(seconds.rest, is_on=bool(self._room))
         is_rare = is_plain and self._kind == "plain probe"
         is_settled = self.cost.verify.num_observed > SETTLED and not is_rare
         if self.trace is None and is_settled and totals.num_steps % SETTLED_EVERY:
@@ -379,3 +384,4 @@ class AdaptiveLength:
             kept = {r.request_id for r in running} | {r.request_id for r in waiting}
             self.acceptance.keep(kept)
             self.heard.keep(kept)
+            self.beliefs.keep(kept)

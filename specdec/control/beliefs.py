@@ -14,6 +14,7 @@ from specdec.control.acceptance import Acceptance, Ask
 
 HEARD_MEMORY = 0.98  # share of what is known of all requests' offers that outlives a look
 OWN_MEMORY = 0.9  # of one request's
+BEFORE_STEPS = 8  # what is thought of a request before its offers are known may be so old
 PRIOR_LOOKS = 4.0  # looks that the others' share stands for, where a request's own is asked for
 
 
@@ -37,6 +38,32 @@ class Beliefs:
         self.looks = looks
         self._step = 0
         self._known: dict[int, tuple[Offer, str, list[float]]] = {}
+        self._before: dict[str, tuple[int, list[float]]] = {}  # until which step, and S
+
+    def before(
+        self, request_id: str, most: int, sources: Sequence[str], step: int, *, keeps: bool = False
+    ) -> list[float]:
+        """S of a request's next drafts before there is an offer, by the proposer from which most is expected.
+
+        keeps   a few steps old will do: offers will speak for themselves
+        """
+        if keeps and (known := self._before.get(request_id)) is not None:
+            until, ladder = known
+            if step < until and most <= len(ladder):
+                return ladder if most == len(ladder) else ladder[:most]
+        asks = (Ask(request_id, source, most) for source in sources)
+        found = max((reached(self.acceptance.of(ask, step)) for ask in asks), key=sum)
+        if keeps:
+            self._before[request_id] = (step + BEFORE_STEPS, found)
+        return found
+
+    def forget(self, request_id: str) -> None:
+        """A new request goes by this name."""
+        self._before.pop(request_id, None)
+
+    def keep(self, request_ids: set[str]) -> None:
+        """Forget all requests but these."""
+        self._before = {request_id: own for request_id, own in self._before.items() if request_id in request_ids}
 
     def of(self, row: Row, offer: Offer, step: int) -> list[float]:
         """The conditional chances of as much of an offer as its row has room for."""

@@ -79,14 +79,17 @@ class StepCost:
 
     def hear_host(self, seconds: StepSeconds, *, is_on: bool, has_passes: bool) -> None:
         """Average what the host took in a step that might draft (`is_on`), or might not."""
-        if seconds.rest:
-            (self._rest_on if is_on else self._rest_off).add(seconds.rest)
         if not is_on:
             self._host_off.add(seconds.host)
             return
         self._host_on.add(seconds.host)
         if not has_passes:
             self.looking.add(seconds.draft)
+
+    def hear_rest(self, rest: float, *, is_on: bool) -> None:
+        """Average what lay between a step and the one before, where that is known."""
+        if rest:
+            (self._rest_on if is_on else self._rest_off).add(rest)
 
     def observe(self, tokens: int, load: Load, passes: Sequence[int], seconds: StepSeconds) -> float:
         """Learn from a served step; returns the seconds of drafting and verifying that were expected."""

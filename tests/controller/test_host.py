@@ -14,7 +14,7 @@ from evals.sim_run import SOURCE
 from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
 from specdec.control.acceptance import Acceptance, Outcome
 from specdec.control.adaptive import AdaptiveLength
-from specdec.control.beliefs import Beliefs, Heard
+from specdec.control.beliefs import BEFORE_STEPS, Beliefs, Heard
 from specdec.control.cost import ForwardCost
 from specdec.control.load import Sources
 from specdec.control.step_cost import Average
@@ -34,12 +34,14 @@ def share_with_room(
     steps: int = 600,
     rest: float = 0.0,
     more_rest: float = 0.0,
+    probe_host: float = 0.0,
 ) -> float:
     """Of the last half of the steps of one long request: where it might draft. A forward takes 10 ms, a draft 0.5 ms.
 
     host, looking   seconds of the controller and of the proposer in a step that may draft
     offered         how often there is an offer, of drafts that are right with one chance
     rest            seconds between two steps; more_rest: more behind one that may draft
+    probe_host      as host, in a step without drafts that was planned among others with them
     """
     rng = random.Random(7)
     controller = AdaptiveLength(FixedLength(K, None), Sources(free=(SOURCE,)), ForwardCost(64, {1: 0.01, 9: 0.014}))
@@ -54,7 +56,8 @@ def share_with_room(
         accepted = next((j for j in range(drafted) if rng.random() > chance), drafted)
         verdict = Verdict(((1,) * (accepted + 1),), (False,))
         is_on = bool(room)
-        seconds = StepSeconds(is_on * looking, 0.01 + 0.0005 * drafted, is_on * host, 0.0, rest + is_on * more_rest)
+        own = is_on * host + (controller._kind == "plain probe") * probe_host
+        seconds = StepSeconds(is_on * looking, 0.01 + 0.0005 * drafted, own, 0.0, rest + is_on * more_rest)
         controller.observe(batch, verdict, seconds)
         found.append(is_on)
     return sum(found[steps // 2 :]) / (steps - steps // 2)
@@ -66,6 +69,12 @@ def test_what_the_host_takes_is_weighed_against_what_drafts_gain() -> None:
     assert share_with_room(0.0005, 0.0005, 1.0) > 0.9
     assert share_with_room(0.02, 0.0, 1.0) < 0.1
     assert share_with_room(0.0, 0.02, 1.0) < 0.1
+
+
+def test_what_the_host_takes_without_drafts_is_heard_where_they_are_off() -> None:
+    """A plain step among drafting ones is planned like them, and is no measure of what planning takes."""
+    assert share_with_room(0.02, 0.0, 1.0, probe_host=0.02) < 0.1
+    assert share_with_room(0.0005, 0.0, 1.0, probe_host=0.0005) > 0.9
 
 
 def test_what_lies_between_two_steps_is_saved_by_drafts_that_are_right() -> None:
@@ -154,3 +163,22 @@ def test_the_eval_of_the_controllers_cost_runs(tmp_path: Path, capsys: pytest.Ca
     assert [(one["method"], one["rows"]) for one in found] == [(m, r) for m in controller_cost.METHODS for r in (1, 3)]
     assert all(0 < one["by_verb"]["prepare"] < one["total"] < 1e5 and one["drafts"] > 0 for one in found)
     assert "observe" in capsys.readouterr().out
+
+
+def test_what_is_thought_of_a_request_before_offers_is_at_most_a_few_steps_old() -> None:
+    """Planning beside others who come and go asks anew every few steps, and for every new request of an old name."""
+    controller = AdaptiveLength(FixedLength(K, None), Sources(free=(SOURCE,)), ForwardCost(64, {1: 0.01, 9: 0.014}))
+    request, asked = decoding("r", most=10**6), []
+    ask = controller.acceptance.of
+    controller.acceptance.of = lambda *of: asked.append(controller.step) or ask(*of)  # type: ignore[method-assign]
+    for step in range(1, 41):
+        other = decoding(f"other {step}", most=10**6)  # whoever is beside it, the plan is made anew
+        controller.prepare([request, other], [])
+    own = len(asked) - 40
+    assert 40 / BEFORE_STEPS <= own <= 40 / BEFORE_STEPS + 2
+    before = len(asked)
+    anew = decoding("r", most=10**6)
+    anew.token_ids.append(1)
+    anew.num_computed_tokens += 1
+    controller.prepare([anew, decoding("other 41", most=10**6)], [])
+    assert len(asked) == before + 2

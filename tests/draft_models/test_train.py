@@ -230,3 +230,17 @@ def test_a_target_asks_itself_and_a_file_is_continued(target: str, tmp_path: Pat
     assert list(again[0].outputs[0].token_ids) == greedy["response_ids"]
     with pytest.raises(ValueError, match="chat template"):
         prompts.user_prefix(SimpleNamespace(apply_chat_template=lambda *_, **__: "fixed"))
+
+
+def test_features_are_filled_ahead_and_a_run_beside_takes_them(target: str, data: Path, tmp_path: Path) -> None:
+    """From the last shard down, what is there kept; without a folder there is nothing to fill."""
+    features, out = tmp_path / "features", tmp_path / "out"
+    flags = _flags(target, data, out, "--epochs", "1", "--features", str(features), "--features-only")
+    main(flags)
+    made = {path.name: path.stat().st_mtime_ns for path in features.glob("*.safetensors")}
+    assert made and not (out / "log.jsonl").exists()
+    main(flags)
+    main(flags[:-1])
+    assert {path.name: path.stat().st_mtime_ns for path in features.glob("*.safetensors")} == made and _log(out)
+    with pytest.raises(ValueError, match="--features-only needs --features"):
+        main(_flags(target, data, out, "--features-only"))
