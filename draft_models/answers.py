@@ -6,6 +6,7 @@ It knows prompts and the engine's public face. What is done is on disk at once, 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,24 @@ def _key(record: dict[str, Any]) -> str:
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
+    return {_key(record): record for record in read_written(path)}
+
+
+def read_written(path: Path) -> list[dict[str, Any]]:
+    """The records of a file that a run appends to; none where there is no file.
+
+    A last line that an interrupt cut short is cut off the file; any other that is no record is an error.
+    """
     if not path.exists():
-        return {}
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return {_key(record): record for record in records}
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                records.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines) or line.endswith(b"\n"):
+                raise ValueError(f"line {number} of {path} is no JSON record: {error}") from None
+            os.truncate(path, path.stat().st_size - len(line))
+    return records

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draft_models.answers import TEMPERATURES
+from draft_models.answers import TEMPERATURES, read_written
 from draft_models.corpus import prompt_ids
 from specdec import LLM, SamplingParams
 
@@ -105,7 +105,7 @@ def run(llm: LLM, tokenizer: Any, path: Path, *, num: int, seed: int, longest: t
 
     A file that is there is continued; a question asked before is not kept again.
     """
-    records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    records = read_written(path)
     known = {r["prompt"] for r in records}
     tokens = sum(len(r["response_ids"]) for r in records)
     first = (max((r["number"] for r in records), default=-1) // GROUP + 1) * GROUP
@@ -124,7 +124,9 @@ def run(llm: LLM, tokenizer: Any, path: Path, *, num: int, seed: int, longest: t
             file.writelines(json.dumps(record) + "\n" for record in found)
         tokens += sum(len(r["response_ids"]) for r in found)
         speed = (tokens - before) / (time.monotonic() - began)
-        logger.info("%d of %d asked, %d kept, %d answer tokens, %.0f/s", at + GROUP, num, len(known), tokens, speed)
+        logger.info(
+            "%d of %d asked, %d kept, %d answer tokens, %.0f/s", min(num, at + GROUP), num, len(known), tokens, speed
+        )
     return tokens
 
 
@@ -141,6 +143,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     flags.add_argument("--answer-length", type=int, default=256, help="tokens at which answers are cut")
     flags.add_argument("--seed", type=int, default=0)
     args = flags.parse_args(argv)
+    for name in ("num", "minutes", "question_length", "answer_length"):
+        if not getattr(args, name) > 0:
+            flags.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be above 0")
+    if not 0 <= args.seed < 2**24:
+        flags.error(f"--seed is {args.seed}; it must be from 0 to {2**24 - 1}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     llm = LLM(args.target, draft="ngram")
     if llm.tokenizer is None:

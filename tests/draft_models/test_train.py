@@ -228,6 +228,15 @@ def test_a_target_asks_itself_and_a_file_is_continued(target: str, tmp_path: Pat
     greedy = next(r for r in both if r["temperature"] == 0)
     again = llm.generate([corpus.prompt_ids(tokenizer, greedy["prompt"])], SamplingParams(temperature=0, max_tokens=16))
     assert list(again[0].outputs[0].token_ids) == greedy["response_ids"]
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"prompt": "cut sh')
+    assert go(4 * prompts.GROUP) == both and path.read_bytes() == whole
+    path.write_bytes(b"{broken}\n" + whole)
+    with pytest.raises(ValueError, match="line 1 of .* is no JSON record"):
+        go(4 * prompts.GROUP)
+    for flag, value in (("--num", "0"), ("--minutes", "nan"), ("--answer-length", "-1"), ("--seed", "-1")):
+        with pytest.raises(SystemExit):
+            prompts.main(["--out", str(path), flag, value])
     with pytest.raises(ValueError, match="chat template"):
         prompts.user_prefix(SimpleNamespace(apply_chat_template=lambda *_, **__: "fixed"))
 
