@@ -59,6 +59,11 @@ class DrainingServer(uvicorn.Server):
         """Why there is nothing to serve, if so."""
         return self._app.error
 
+    @property
+    def is_loading(self) -> bool:
+        """True while the thread that loads is at work."""
+        return self._app.is_loading
+
     def _after_loading(self) -> None:
         if self._app.error is not None:
             self.should_exit = True
@@ -114,6 +119,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     server = make_server(load, options, args.host, args.port)
     server.run()
+    if server.is_loading:  # native code that is left running while Python ends would abort the process
+        logging.shutdown()
+        os._exit(0)
     fault = server.loading_error
     if isinstance(fault, SpecdecError):
         raise SystemExit(f"specdec-serve: {fault}")

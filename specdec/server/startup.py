@@ -30,12 +30,13 @@ class LoadingApp:
 
     load      makes the app; it runs on a thread of its own, which the end of the process does not wait for
     on_end    called on the event loop when loading has succeeded or failed
-    error     why loading failed
+    error     why loading failed; is_loading: the thread is at work
     """
 
     def __init__(self, load: Callable[[], FastAPI], on_end: Callable[[], None] = lambda: None) -> None:
         self.on_end = on_end
         self.error: BaseException | None = None
+        self.is_loading = False
         self._load = load
         self._app: FastAPI | None = None
         self._lifespan: AbstractAsyncContextManager[Any] | None = None
@@ -60,6 +61,7 @@ class LoadingApp:
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         loop = asyncio.get_running_loop()
+        self.is_loading = True
         threading.Thread(target=self._work, args=(loop,), name="specdec-load", daemon=True).start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
@@ -75,6 +77,7 @@ class LoadingApp:
             app = self._load()
         except BaseException as fault:
             error = fault
+        self.is_loading = False
         if not loop.is_closed():
             asyncio.run_coroutine_threadsafe(self._take(app, error, time.monotonic() - began_at), loop)
 

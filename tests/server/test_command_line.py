@@ -315,3 +315,19 @@ def test_sigterm_lets_running_and_queued_requests_end(process: Any) -> None:
 
     asyncio.run(asyncio.wait_for(use(), 240))
     assert started.wait(60) == 0
+
+
+@pytest.mark.parametrize("after", ["listening: ", "Loading weights"])
+def test_sigterm_while_the_model_loads_ends_the_process_without_a_fault(toy: str, after: str) -> None:
+    """Its thread is in native code, which aborts a process that is taken down around it (exit status 134)."""
+    words = ["--target", toy, "--draft", "none", "--port", "0", "--num-kv-blocks", "512"]
+    started = subprocess.Popen([sys.executable, "serve.py", *words], stderr=subprocess.PIPE, text=True)
+    try:
+        assert started.stderr is not None
+        next(line for line in started.stderr if after in line)
+        started.send_signal(signal.SIGTERM)
+        said = started.stderr.read()
+        assert started.wait(60) == 0 and "terminate called" not in said
+    finally:
+        started.kill()
+        started.wait()
