@@ -124,7 +124,12 @@ def build_recipe(args: argparse.Namespace, target: Target, data: Data, layers: S
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    args = parser().parse_args(argv)
+    flags = parser()
+    args = flags.parse_args(argv)
+    if not 0.0 < args.cooldown <= 1.0:
+        flags.error(f"--cooldown is {args.cooldown}; it must be above 0 and at most 1")
+    if args.features_only and args.features is None:
+        flags.error("--features-only fills the folder of --features DIR, which is not given")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     began = time.monotonic()
     device = Accelerator().device
@@ -142,8 +147,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     recipe = build_recipe(args, target, data, (layers, stored)).to(device)
     supply = Supply(data.training, tap, args.epochs, args.features)
     if args.features_only:
-        if args.features is None:
-            raise ValueError("--features-only needs --features DIR")
         supply.fill()
         return
     settings = replace(_settings(args, data), dtype=dtype)

@@ -220,6 +220,7 @@ class Engine:
     def _run(self, plan: Plan) -> list[Emitted]:
         started = perf_counter()
         rest = 0.0 if self._last is None else started - self._last - self._host
+        self._last = None  # a step that fails is followed by none of this
         drafts = self.guide.admit(plan, self.proposer.propose(self.guide.to_ask(plan)))
         drafted = perf_counter()
         batch = self.controller.admit(plan, drafts)

@@ -251,5 +251,6 @@ def test_features_are_filled_ahead_and_a_run_beside_takes_them(target: str, data
     main(flags)
     main(flags[:-1])
     assert {path.name: path.stat().st_mtime_ns for path in features.glob("*.safetensors")} == made and _log(out)
-    with pytest.raises(ValueError, match="--features-only needs --features"):
-        main(_flags(target, data, out, "--features-only"))
+    for bad in (["--features-only"], ["--cooldown", "0"], ["--cooldown", "1.5"], ["--cooldown", "nan"]):
+        with pytest.raises(SystemExit):
+            main(_flags(target, data, out, *bad))
