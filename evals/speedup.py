@@ -13,13 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from evals import baselines, explain, grid, peers, results, speedup_table, workloads
 from evals.compare import Comparison
 from evals.equality import Judge
-from evals.flags import numbers, words
+from evals.flags import above, numbers, whole, words
 from evals.load import Job, System
 from evals.runs import KIND, Run, summarise
 from evals.systems import METHODS, Setup, encode, engine_systems, load
@@ -35,8 +36,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--draft", help="a second model or a head over features, for method draft")
     add("--workloads", type=words, default=None, help="of " + ",".join((*workloads.NAMES, *grid.WORKLOADS[2:])))
     add("--prompts", type=Path, help="JSONL in Spec-Bench, HumanEval, ShareGPT or plain form, instead of --workloads")
-    add("--num-prompts", type=int, help="of each workload; default: all")
-    add("--max-tokens", type=int, default=64, help="of an answer; with --grid the mean, half of it to one and a half")
+    add("--num-prompts", type=whole(1), help="of each workload; default: all")
+    add(
+        "--max-tokens",
+        type=whole(1),
+        default=64,
+        help="of an answer; with --grid the mean, half of it to one and a half",
+    )
     add("--concurrency", type=numbers, default=None, help="default: 1,8")
     add("--k", type=numbers, default=None, help="draft lengths; default: 2,4")
     add("--adaptive", action="store_true", help="measure the controller that adapts the length as well")
@@ -51,8 +57,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--peer", action="append", default=[], metavar="NAME=URL", help="an OpenAI-compatible server; may be repeated")
     add("--temperature", type=float, default=0.0)
     add("--dtype", default="auto")
-    add("--repeats", type=int, default=3)
-    add("--minutes", type=float, help="repeat everything while this time lasts, twice at least, instead of --repeats")
+    add("--repeats", type=whole(1), help="default: 3")
+    add(
+        "--minutes",
+        type=above(0),
+        help="repeat everything while this time lasts, twice at least, instead of --repeats",
+    )
     add("--seed", type=int, default=0)
     add(
         "--traces",
@@ -61,6 +71,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add("--resume", type=Path, help="file of an interrupted run; what it holds with these settings is kept")
     args = parser.parse_args(argv)
+    if args.repeats is not None and args.minutes is not None:
+        parser.error(f"--repeats is {args.repeats} and --minutes is {args.minutes:g}; give one of them")
     _fill_in(args)
     _check(parser, args)
     return args
@@ -69,6 +81,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _fill_in(args: argparse.Namespace) -> None:
     """Defaults, which are others for the grid."""
     args.adaptive |= args.grid
+    if args.repeats is None:
+        args.repeats = 3
     if args.workloads is None:
         args.workloads = list(grid.WORKLOADS if args.grid else workloads.NAMES)
     if args.concurrency is None:
@@ -85,16 +99,27 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"--methods names {', '.join(sorted(unknown))}; known are {', '.join(METHODS)}")
     if "draft" in args.methods and not args.draft:
         parser.error("method draft needs --draft PATH")
-    if min(args.k) < 1 or min(args.concurrency) < 1 or args.repeats < 1:
-        parser.error("--k, --concurrency and --repeats must be at least 1")
+    for name in ("k", "concurrency"):
+        if min(getattr(args, name), default=0) < 1:
+            parser.error(f"--{name} is {','.join(map(str, getattr(args, name)))}; all of it must be at least 1")
+    if args.grid and args.num_prompts is not None and args.num_prompts < max(args.concurrency):
+        most = max(args.concurrency)
+        parser.error(f"--num-prompts is {args.num_prompts}; --grid at --concurrency {most} needs at least {most}")
+    if args.out is not None and args.out.is_dir():
+        parser.error(f"--out is {args.out}, a directory; it must be a file")
     if set(args.baselines) - set(baselines.NAMES):
         parser.error(f"--baselines is {','.join(args.baselines)}; known are {', '.join(baselines.NAMES)}")
     if args.baselines and args.temperature > 0:
         parser.error("--baselines are greedy, since their sampled text has other noise than ours; use --temperature 0")
     if args.traces is not None:
+        if args.traces.exists() and not args.traces.is_dir():
+            parser.error(f"--traces is {args.traces}, a file; it must be a directory without traces")
         if not args.adaptive or any(args.traces.glob("*.jsonl")):
             parser.error("--traces needs --adaptive or --grid, and a directory without traces")
-        args.traces.mkdir(parents=True, exist_ok=True)
+        try:
+            args.traces.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"--traces is {args.traces}, which cannot be made: {error}")
     if any("=" not in peer for peer in args.peer):
         parser.error("--peer takes NAME=URL")
 
@@ -103,11 +128,12 @@ def main(argv: Sequence[str]) -> int:
     """Measure, save, print; 0 where all texts are equal, 130 after Ctrl-C."""
     args = parse(argv)
     try:
+        earlier = read_earlier(args.resume)
         llms, jobs = build(args, read_workloads(args))
     except (OSError, ValueError) as error:
         print(f"evals.speedup: {error}", file=sys.stderr)
         return 2
-    comparison, path = prepare(args, argv, llms)
+    comparison, path = prepare(args, argv, llms, earlier)
     is_interrupted = False
     try:
         measure(args, jobs, comparison)
@@ -139,6 +165,8 @@ def read_workloads(args: argparse.Namespace) -> dict[str, list[workloads.Prompt]
     """Prompts by workload, unique within it."""
     if args.prompts is not None:
         found = {args.prompts.stem: workloads.load_file(args.prompts)}
+        if not found[args.prompts.stem]:
+            raise ValueError(f"--prompts is {args.prompts}, which holds no prompt; it needs at least one")
     else:
         found = {name: grid.prompts(name) for name in args.workloads}
     if args.grid and args.num_prompts is None:
@@ -192,7 +220,23 @@ def fitting(name: str, jobs: Sequence[Job], max_model_len: int) -> list[Job]:
     return kept
 
 
-def prepare(args: argparse.Namespace, argv: Sequence[str], llms: dict[str, LLM]) -> tuple[Comparison, Path]:
+def read_earlier(path: Path | None) -> list[dict[str, Any]]:
+    """Records of the run to resume; none without one. A file that holds none, and is not empty, is another's."""
+    if path is None:
+        return []
+    try:
+        records = list(results.read(path))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--resume is {path}, which cannot be read: {error}") from error
+    found = [r for r in records if isinstance(r, dict) and r.get("kind") == KIND and "settings" in r]
+    if not found and path.stat().st_size:
+        raise ValueError(f"--resume is {path}, which holds no run of evals.speedup")
+    return found
+
+
+def prepare(
+    args: argparse.Namespace, argv: Sequence[str], llms: dict[str, LLM], records: Sequence[dict[str, Any]]
+) -> tuple[Comparison, Path]:
     """The comparison, its file, and what an interrupted run left in it."""
     target = llms["plain"].engine.target.model
     dtype = str(target.dtype).removeprefix("torch.")
@@ -208,7 +252,6 @@ def prepare(args: argparse.Namespace, argv: Sequence[str], llms: dict[str, LLM])
     path = args.resume or args.out or results.default_path("evals.speedup")
     done = []
     if args.resume is not None:
-        records = [record for record in results.read(path) if record["kind"] == KIND]
         done = [Run.from_record(record) for record in records if record["settings"] == settings]
         print(f"{path}: {len(done)} of {len(records)} runs have these settings and are kept", file=sys.stderr)
     file = results.ResultFile(path, results.describe("evals.speedup", argv, args.seed))
