@@ -22,7 +22,7 @@ from specdec import LLM, SamplingParams
 
 logger = logging.getLogger("draft_models")
 
-GROUP = 256  # questions asked, then answered, between two writes
+GROUP = 64  # questions asked, then answered, between two writes
 LEAST = 12  # characters of a question
 OPENINGS = {
     "open": ("", "", "", "", "How", "What", "Can you", "I", "Please", "My"),
@@ -100,15 +100,25 @@ def answer(llm: LLM, tokenizer: Any, asked: Sequence[Asked], seed: int, longest:
         }
 
 
+def read_own(path: Path) -> list[dict[str, Any]]:
+    """The records of a file of this command; another's file is an error."""
+    records = read_written(path)
+    for number, record in enumerate(records, 1):
+        if not isinstance(record, dict) or not {"number", "prompt", "response_ids"} <= record.keys():
+            raise ValueError(f"record {number} of {path} was not written by this command; give another file")
+    return records
+
+
 def run(llm: LLM, tokenizer: Any, path: Path, *, num: int, seed: int, longest: tuple[int, int], until: float) -> int:
     """Ask and answer `num` questions or until the clock (time.monotonic) passes `until`; return the answers' tokens.
 
-    A file that is there is continued; a question asked before is not kept again.
+    A file that is there is continued behind its last question (those left out behind it are asked again, and left out
+    again); a question asked before is not kept again.
     """
-    records = read_written(path)
+    records = read_own(path)
     known = {r["prompt"] for r in records}
     tokens = sum(len(r["response_ids"]) for r in records)
-    first = (max((r["number"] for r in records), default=-1) // GROUP + 1) * GROUP
+    first = max((r["number"] for r in records), default=-1) + 1
     began, before = time.monotonic(), tokens
     path.parent.mkdir(parents=True, exist_ok=True)
     for at in range(first, num, GROUP):
@@ -148,6 +158,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             flags.error(f"--{name.replace('_', '-')} is {getattr(args, name)}; it must be above 0")
     if not 0 <= args.seed < 2**24:
         flags.error(f"--seed is {args.seed}; it must be from 0 to {2**24 - 1}")
+    try:
+        read_own(args.out)
+    except (OSError, ValueError) as error:
+        flags.error(f"--out is {args.out}, which cannot be continued: {error}")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     llm = LLM(args.target, draft="ngram")
     if llm.tokenizer is None:

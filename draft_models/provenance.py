@@ -25,7 +25,9 @@ def record(out: Path, **facts: Any) -> None:
         **{name: _plain(fact) for name, fact in facts.items()},
     }
     out.mkdir(parents=True, exist_ok=True)
-    (out / "provenance.json").write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    made = out / "provenance.json.new"
+    made.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    made.replace(out / "provenance.json")
 
 
 def origin(folder: Path) -> dict[str, Any]:

@@ -27,6 +27,11 @@ from draft_models.training import Settings, Trainer
 
 logger = logging.getLogger("draft_models")
 
+WHOLE = (
+    "draft_vocab_size", "num_layers", "max_length", "answer_length", "epochs", "rows", "fit_shards", "batch_rows",
+    "unroll", "heldout_most",
+)  # fmt: skip
+
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
@@ -35,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     add("--target", default="smollm2-135m", help="alias, directory, .gguf file or hub id")
     add("--data", type=Path, required=True, help="JSON lines with `prompt` and, where known, `response`")
     add("--method", choices=("eagle3", "llama"), default="eagle3")
-    add("--out", type=Path, required=True, help="folder of the checkpoint and of the state that is_trained it")
+    add("--out", type=Path, required=True, help="folder of the checkpoint and of the state that continues its training")
     add("--features", type=Path, help="folder that keeps the target's features between epochs and runs")
     add("--feature-layers", type=_ids, help="entry layers a head reads, as 2,15,30; default: 2, half, all")
     add("--stored-layers", type=_ids, help="entry layers kept in --features; default: those a head reads")
@@ -128,6 +133,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = flags.parse_args(argv)
     if not 0.0 < args.cooldown <= 1.0:
         flags.error(f"--cooldown is {args.cooldown}; it must be above 0 and at most 1")
+    for name in WHOLE:
+        if (value := getattr(args, name)) is not None and value < 1:
+            flags.error(f"--{name.replace('_', '-')} is {value}; it must be at least 1")
+    for name in ("muon_rate", "adam_rate", "every"):
+        if not 0.0 <= (value := getattr(args, name)) < float("inf"):
+            flags.error(f"--{name.replace('_', '-')} is {value}; it must be finite and at least 0")
+    if args.minutes is not None and not 0.0 < args.minutes < float("inf"):
+        flags.error(f"--minutes is {args.minutes}; it must be finite and above 0")
+    if not 0.0 < args.heldout_percent < 100.0:
+        flags.error(f"--heldout-percent is {args.heldout_percent}; it must be above 0 and below 100")
     if args.features_only and args.features is None:
         flags.error("--features-only fills the folder of --features DIR, which is not given")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
