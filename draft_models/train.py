@@ -127,10 +127,8 @@ def build_recipe(args: argparse.Namespace, target: Target, data: Data, layers: S
     return Eagle3.fresh(target, corpus.frequent_ids(data.training, size, [eos]), *layers)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
-    flags = parser()
-    args = flags.parse_args(argv)
+def _check(flags: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Refuse numbers that mean nothing, before anything is loaded."""
     if not 0.0 < args.cooldown <= 1.0:
         flags.error(f"--cooldown is {args.cooldown}; it must be above 0 and at most 1")
     for name in WHOLE:
@@ -145,6 +143,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         flags.error(f"--heldout-percent is {args.heldout_percent}; it must be above 0 and below 100")
     if args.features_only and args.features is None:
         flags.error("--features-only fills the folder of --features DIR, which is not given")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    flags = parser()
+    args = flags.parse_args(argv)
+    _check(flags, args)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     began = time.monotonic()
     device = Accelerator().device
@@ -169,13 +174,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         settings = replace(settings, fc_scale=1.0 / _begin(args, recipe, target, supply))
     trainer = Trainer(recipe, supply, heldout, settings, args.out)
     logger.info("%d examples, %d held out; %d rows to go through", len(data.training), len(data.heldout), settings.rows)
-    trainer.run(None if args.minutes is None else began + 60 * args.minutes)
+    _say_origin(args, target.base, trainer)  # a run that is killed leaves its origin too
+    try:
+        trainer.run(None if args.minutes is None else began + 60 * args.minutes)
+    finally:
+        _say_origin(args, target.base, trainer)
+
+
+def _say_origin(args: argparse.Namespace, target_sha256: str, trainer: Trainer) -> None:
+    """Write where the draft comes from, as far as it has come."""
     if trainer.accelerator.is_main_process:
         provenance.record(
-            args.out, arguments=vars(args), data_sha256=corpus.file_hash(args.data), target_sha256=target.base,
+            args.out, arguments=vars(args), data_sha256=corpus.file_hash(args.data), target_sha256=target_sha256,
             rows=trainer.progress.rows, distinct_shards=len(trainer.supply.visits),
             started_from=None if args.start is None else provenance.origin(args.start),
-            products_in=str(dtype).removeprefix("torch."),
+            products_in=str(trainer.settings.dtype).removeprefix("torch."),
             hours=round(trainer.progress.seconds / 3600, 3),
         )  # fmt: skip
 

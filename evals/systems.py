@@ -17,6 +17,7 @@ from evals.workloads import Prompt
 from specdec import LLM, SpeculativeConfig, SpeculativeParams
 from specdec.control.adaptive import AdaptiveLength
 from specdec.controller import Controller, FixedLength
+from specdec.proposers import LONGEST_LOOKUP
 from specdec.proposers.base import MostExpected
 from specdec.proposers.hybrid import HybridProposer
 
@@ -90,7 +91,7 @@ def load(setup: Setup, method: str, longest_prompt: int) -> LLM:
     Prefix caching is off, so that a repeated prompt is computed again. The cache holds the highest
     concurrency whole: what is compared is decoding, not preemption.
     """
-    most = max(setup.ks, default=0)
+    most = max((*setup.ks, *(LONGEST_LOOKUP.values() if setup.adaptive else ())), default=0)
     blocks_each = -(-(longest_prompt + setup.max_tokens + most + 1) // BLOCK_SIZE) + 1
     if method == "plain":
         draft, speculative = None, SpeculativeConfig(method="none")
@@ -98,7 +99,9 @@ def load(setup: Setup, method: str, longest_prompt: int) -> LLM:
         draft = setup.draft if method == "draft" else method
         trace = setup.trace(method)
         speculative = SpeculativeConfig(
-            num_speculative_tokens=most, adaptive=setup.adaptive, trace=None if trace is None else str(trace)
+            num_speculative_tokens=None if setup.adaptive else most,  # fixed lengths bring their own
+            adaptive=setup.adaptive,
+            trace=None if trace is None else str(trace),
         )
     return LLM(
         setup.target,

@@ -33,7 +33,7 @@ from specdec.models.loaded import LoadedModel
 from specdec.models.loader import load, pick_dtype
 from specdec.models.profile import profile
 from specdec.models.runner import ModelRunner
-from specdec.proposers import DEFAULT_NUM_SPECULATIVE_TOKENS, build_proposer
+from specdec.proposers import DEFAULT_NUM_SPECULATIVE_TOKENS, build_proposer, most_drafts
 from specdec.proposers.base import Proposer
 from specdec.proposers.draft_model import DraftModelProposer
 from specdec.proposers.eagle import EagleProposer
@@ -159,9 +159,7 @@ def build_controller(
 ) -> Controller:
     """Fixed lengths, or the controller that adapts them, seeded by a profile of the models."""
     speculative = config.speculative
-    most = speculative.num_speculative_tokens
-    if most is None:
-        most = DEFAULT_NUM_SPECULATIVE_TOKENS[speculative.method]
+    most = most_drafts(speculative)
     limits = FixedLength(most, proposer.max_draft_position)
     if not speculative.adaptive or most == 0:
         return limits
@@ -169,7 +167,13 @@ def build_controller(
     cost = _cost(target, most_tokens, speculative.profile_seconds)
     controller = AdaptiveLength(
         limits,
-        replace(_sources(proposer), looks=speculative.acceptance == "coupled"),
+        replace(
+            _sources(proposer),
+            looks=speculative.acceptance == "coupled",
+            deepest=min(most, DEFAULT_NUM_SPECULATIVE_TOKENS[speculative.method])
+            if speculative.num_speculative_tokens is None
+            else most,
+        ),
         cost,
         _draft_cost(draft, cost, most_tokens, speculative.profile_seconds),
         most_tokens=most_tokens,

@@ -18,23 +18,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log, pi, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
 START = 0.4  # log-odds of a draft nothing is known of: 0.6
-PLACE_VARIANCE, OWN_VARIANCE, SLOPE_VARIANCE = 2.0, 2.5, 0.25
+PLACE_VARIANCE, OWN_VARIANCE, SLOPE_VARIANCE = 2.0, 0.8, 0.1
 MAX_CONFIDENCE = 0.995  # a proposer that says 1.0 means "very sure"
 PLACE_MEMORY, OWN_MEMORY = 0.998, 0.95  # share of what is known that outlives an outcome
 SLEEP_MEMORY = 0.98  # share of what is known of a request that outlives a step without outcome
 NUM_CASES = 16  # confidences of past offers that stand for those of the next
 SETTLED, SETTLED_EVERY = 64, 4  # after so many steps, what does without confidences learns from one in so many
 MOST_BLIND = 256  # answers without confidences that are remembered until the next outcome
+MOST_ODDS = 256  # confidences whose log-odds are remembered
 MAX_MOVE = 2.0  # of a weight in one step, in log-odds
 _SHRINK = pi / 8.0  # of MacKay's approximation
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """One row whose chances are asked for.
 
     depth         how many drafts
@@ -49,9 +50,10 @@ class Ask:
     certain: tuple[bool, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """One row's judged drafts: `accepted` right ones, then a wrong one unless all `drafted` were right.
+
+    believed   what `Acceptance.of` said of them, where nothing was learned since; none: it is asked again
 
     Of drafts that are certain nothing is learned: they say nothing of the guesses beside them.
     """
@@ -62,6 +64,7 @@ class Outcome:
     accepted: int
     confidences: tuple[float, ...] = ()
     certain: tuple[bool, ...] = ()
+    believed: Sequence[float] = ()
 
 
 def logit(probability: float) -> float:
@@ -150,6 +153,7 @@ class Acceptance:
         self._own: dict[str, dict[str, tuple[float, float, int]]] = {}  # request, source: mean, variance, step
         self._said: dict[str, _Said] = {}
         self._blind: dict[tuple[str, float, float], Sequence[float]] = {}  # until the next outcome
+        self._odds: dict[tuple[float, ...], list[float]] = {}  # lookups say the same few things over and over
         self._num_learned = 0
 
     def keep(self, request_ids: set[str]) -> None:
@@ -191,8 +195,7 @@ class Acceptance:
         else:
             slope = self._slope(ask.source)
             tilt, doubt = slope.mean[0], slope.variance[0]
-            said = [logit(c) for c in ask.confidences[:depth]]
-            said += [0.0] * (depth - len(said))
+            said = self._log_odds(ask.confidences, depth)
             found = [
                 _moderated(mean + means[j] + tilt * x, variance + variances[j] + doubt * x * x)
                 for j, x in enumerate(said)
@@ -202,6 +205,17 @@ class Acceptance:
                 if is_certain:
                     found[j] = 1.0
         return found
+
+    def _log_odds(self, confidences: tuple[float, ...], depth: int) -> Sequence[float]:
+        """Of what an offer says of its first `depth` drafts; of those it says nothing of 0."""
+        known = self._odds.get(confidences)
+        if known is None or len(known) < depth:
+            if len(self._odds) >= MOST_ODDS:
+                self._odds.clear()
+            known = [logit(c) for c in confidences]
+            known += [0.0] * (depth - len(known))
+            self._odds[confidences] = known
+        return known if len(known) == depth else known[:depth]
 
     def note(self, offers: Sequence[Ask]) -> None:
         """Remember what offers said of themselves, the last few of each source: what the next may say."""
@@ -264,15 +278,20 @@ class Acceptance:
         tilt = doubt = 0.0
         if is_sure:
             weights = self._slope(outcome.source)
-            said, tilt, doubt = outcome.confidences, weights.mean[0], weights.variance[0]
+            tilt, doubt = weights.mean[0], weights.variance[0]
+            said = self._log_odds(outcome.confidences, last)
         certain, own = outcome.certain, _Evidence()
+        believed = outcome.believed if is_sure == bool(outcome.confidences) else ()
         seen.widen(last)
         for j in range(last):
             if j < len(certain) and certain[j]:
                 continue
-            x = logit(said[j]) if j < len(said) else 0.0
+            x = said[j] if is_sure else 0.0
             place, tilted = places.variance[j], doubt * x * x
-            chance = _moderated(own_mean + places.mean[j] + tilt * x, own_variance + place + tilted)
+            if believed:
+                chance = believed[j]
+            else:
+                chance = _moderated(own_mean + places.mean[j] + tilt * x, own_variance + place + tilted)
             surprise, slope = (j < outcome.accepted) - chance, max(chance * (1.0 - chance), 0.01)
             seen.places[j].add(surprise, slope, own_variance + tilted)
             own.add(surprise, slope, place + tilted)

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
-from specdec.control.acceptance import Acceptance, Outcome
+from specdec.control.acceptance import Acceptance
 from specdec.control.asking import NOBODY, Asking, best_asking, net_gain, net_value
 from specdec.control.beliefs import Beliefs, Heard, reached
 from specdec.control.cost import ForwardCost
 from specdec.control.load import Load, Sources, keeps_up
-from specdec.control.planning import Costs, Shape, best_shape, shapes_by_depth
+from specdec.control.planning import Costs, Shape, best_shape, shapes_by_depth, worthwhile
 from specdec.control.probing import KeptPlan, Probes, small_probe
 from specdec.control.step_cost import StepCost, pass_sizes
 from specdec.control.trace import StepRecord, Totals, TraceFile, row_records
@@ -32,8 +32,10 @@ ZERO_STEPS = 64  # at zero the plan is looked at again after so many steps, or w
 LOAD_FELL = 0.75
 JOIN_STEPS = 8  # or after so many, when a request has joined
 LEARN_EVERY = 16  # at zero the cost model looks at one step in so many
-KEPT_STEPS = 8  # while nobody comes or goes, a plan that leaves the depths to the offers serves so many steps
-SETTLED, SETTLED_EVERY = 16, 8  # after so many steps costs are learned from one step in so many
+KEPT_STEPS = 8  # a plan that leaves the depths to the offers serves so many steps
+OPEN_PART = 3  # and where prompts want all of a step, they leave this part of it to drafts
+SETTLED, SETTLED_EVERY = 32, 16  # after so many steps costs are learned from one step in so many
+PLANNED = 6  # drafts of a row that a plan looks at which leaves the depths to the offers: deeper ones hardly decide it
 OPENING_STEPS = 32  # catching up is paid back over so many steps
 
 
@@ -73,10 +75,10 @@ class AdaptiveLength:
         self._is_plain = True
         self._shape: Shape | None = None
         self._plain_rate = 0.0
-        self._room: dict[str, int] = {}
+        self._room: dict[str, int] = {}  # where the plan says how much
+        self._open = 0  # where the offers will say it: room of every row
         self._asked: dict[str, int] = {}
         self._lags: dict[str, int] = {}
-        self._offers: dict[str, tuple[Offer, list[float]]] = {}
         self._sleeps_until = 0
         self._slept_at = 0
         self._slept_from = 0
@@ -91,23 +93,27 @@ class AdaptiveLength:
         self.step += 1
         if self.step < self._sleeps_until and self._is_as_before(running):
             return
-        if self._kept.serves(self.step, running, waiting):
-            self._asked, self._offers = {}, {}
-            return
-        self._room, self._asked, self._lags, self._offers = {}, {}, {}, {}
-        self._kept.until, self._asking = 0, None
         decoding = [r for r in running if r.num_owed_tokens == 1]
+        joining = waiting[: max(self.most_rows - len(running), 0)]
+        owed = sum(r.num_owed_tokens for r in (*running, *joining)) - len(decoding)
+        self._asked = {}
+        self.beliefs.admitted = {}
+        for request in decoding:
+            if request.num_output_tokens == 1:
+                self._forget(request)
+        if self._kept.serves(self.step, len(decoding)):
+            self._open = self._open_room(len(decoding), owed)
+            return
+        self._room, self._open, self._lags = {}, 0, {}
+        self._kept.until, self._asking = 0, None
         if not decoding:
             self._sleeps_until = 0
             self._kind, self._shape = "prompts", None
             return
-        joining = waiting[: max(self.most_rows - len(running), 0)]
-        owed = sum(r.num_owed_tokens for r in (*running, *joining)) - len(decoding)
         self._newest = running[-1]
-        self._plan(decoding, min(owed, max(self.most_tokens - len(decoding), 0) // 2))
-        is_for_offers = bool(self.sources.free) and self.sources.looks and self.sources.lag is keeps_up
-        if is_for_offers and self._kind == "plan" and self._room:
-            self._kept.keep(self.step + KEPT_STEPS, running)
+        self._plan(decoding, owed)
+        if self._open and self.sources.lag is keeps_up:
+            self._kept.keep(self.step + KEPT_STEPS, len(decoding))
         self._prune(running, waiting)
 
     def _is_as_before(self, running: Sequence[Request]) -> bool:
@@ -116,12 +122,19 @@ class AdaptiveLength:
             return False
         return self.step < self._slept_from + JOIN_STEPS or (bool(running) and running[-1] is self._newest)
 
-    def _plan(self, decoding: Sequence[Request], prompts: int) -> None:
-        for request in decoding:
-            if request.num_output_tokens == 1:  # whoever went by its name before
-                self.acceptance.forget(request.request_id)
-                self.heard.forget(request.request_id)
-                self.beliefs.forget(request.request_id)
+    def _forget(self, request: Request) -> None:
+        """Whoever went by a new request's name before."""
+        self.acceptance.forget(request.request_id)
+        self.heard.forget(request.request_id)
+        self.beliefs.forget(request.request_id)
+
+    def _open_room(self, num_decoding: int, owed: int) -> int:
+        """Room of every row where the offers say how much they are worth: what the prompts leave, or a third."""
+        left = max(self.most_tokens - num_decoding - owed, self.most_tokens // OPEN_PART) // num_decoding
+        return max(min(left, self.limits.num_speculative_tokens), 1)
+
+    def _plan(self, decoding: Sequence[Request], owed: int) -> None:
+        prompts = min(owed, max(self.most_tokens - len(decoding), 0) // 2)
         able = [(r, most) for r in decoding if (most := min(self.limits.budget(r), r.max_drafts)) > 0]
         base = Load(len(decoding), sum(r.num_tokens for r in decoding), prompts)
         free = self._weigh(able, base, self.sources.free, is_free=True)
@@ -132,13 +145,17 @@ class AdaptiveLength:
         plain = (free or costly)[0]
         self._plain_rate = plain.rate
         shape, level = self._settle(free or [plain], costly)
-        self._change_level(level)
+        self.totals.num_changes += level != self.level
+        self.level = level
         shape = self._probe(shape, plain, [most for _, most in able], base)
         if not shape.num_drafts:
             self._rest(len(decoding), shape)
             return
         self._shape, self._sleeps_until = shape, 0
-        self._give_room(able, shape, prompts)
+        if self._kind == "plan" and self.sources.looks and self.sources.free:
+            self._open = self._open_room(len(decoding), owed)
+        else:
+            self._give_room(able, shape)
 
     def _weigh(
         self, able: Sequence[tuple[Request, int]], load: Load, sources: Sequence[str], *, is_free: bool
@@ -147,7 +164,9 @@ class AdaptiveLength:
         if not sources or not able:
             return []
         keeps = self.sources.looks and is_free
-        ladders = [self.beliefs.before(r.request_id, most, sources, self.step, keeps=keeps) for r, most in able]
+        deepest = PLANNED if keeps else self.limits.num_speculative_tokens if is_free else self.sources.deepest
+        rows = [(r.request_id, min(most, deepest)) for r, most in able]
+        ladders = [self.beliefs.before(name, most, sources, self.step, keeps=keeps) for name, most in rows]
         verify = self.cost.verifying(load, sum(map(len, ladders)))
         if is_free or self.cost.draft is None:
             plain, *drafting = shapes_by_depth(load.decoding, ladders, Costs(verify))
@@ -221,24 +240,24 @@ class AdaptiveLength:
         """Speculation is off, and was in the step before: what the host takes is what it takes without."""
         return self._kind == "zero" and self.step > self._slept_from + 1
 
-    def _change_level(self, level: int) -> None:
-        self.totals.num_changes += level != self.level
-        self.level = level
-
-    def _give_room(self, able: Sequence[tuple[Request, int]], shape: Shape, prompts: int) -> None:
-        """Room by the plan; a free offer may use all there is, unless prompts wait for it."""
-        is_planned = self._kind == "probe" or not self.sources.looks or bool(prompts) or not self.sources.free
-        for (request, most), depth in zip(able, shape.depths, strict=True):
-            room = depth if is_planned else most
-            if room:
-                self._room[request.request_id] = room
-            if depth and not self.sources.free:
-                self._asked[request.request_id] = depth
+    def _give_room(self, able: Sequence[tuple[Request, int]], shape: Shape) -> None:
+        """Room by the plan."""
+        for (request, _), depth in zip(able, shape.depths, strict=True):
+            if depth:
+                self._room[request.request_id] = depth
+                if not self.sources.free:
+                    self._asked[request.request_id] = depth
 
     def budget(self, request: Request) -> int:
         """Most drafts for this request in the step that was prepared."""
-        room = self._room.get(request.request_id, 0) if self._room else 0
-        return min(room, self.limits.budget(request), request.max_drafts) if room and self._kept.until else room
+        if self._open:
+            return max(min(self._open, self.limits.budget(request), request.max_drafts), 0)
+        return self._room.get(request.request_id, 0) if self._room else 0
+
+    @property
+    def _is_on(self) -> bool:
+        """Rows may draft in this step."""
+        return bool(self._open or self._room)
 
     # ------------------------------------------------------------------ between several proposers
 
@@ -253,7 +272,7 @@ class AdaptiveLength:
         if able and self.sources.costly is not None and self.cost.draft is not None:
             self.heard.note(rows, free)
             if self._kind == "probe":
-                asked, depth = [i for i in able if not free[i].token_ids], self.limits.num_speculative_tokens
+                asked, depth = [i for i in able if not free[i].token_ids], self.sources.deepest
             else:
                 asking = self._asking_of(rows, able, free)
                 asked, depth = [able[r] for r in asking.rows], asking.depth
@@ -277,7 +296,7 @@ class AdaptiveLength:
         """The rows for which the model's passes pay, or a probe of them where none do."""
         assert self.sources.costly is not None and self.cost.draft is not None
         load = Load.of(rows)
-        most = [rows[i].max_drafts for i in able]
+        most = [min(rows[i].max_drafts, self.sources.deepest) for i in able]
         size, deepest = len(able), max(most)
         names = [rows[i].request.request_id for i in able]
         given = [self.beliefs.of(rows[i], free[i], self.step) for i in able]
@@ -303,7 +322,7 @@ class AdaptiveLength:
 
     def admit(self, plan: Plan, drafts: Drafts) -> Batch:
         """Keep the drafts that are worth verifying; where looking is not allowed, all that were planned."""
-        if self._room and self.cost.draft is None:
+        if self._is_on and self.cost.draft is None:
             self.heard.note(plan.rows, drafts.offers)
         self._is_plain = drafts.offers.count(NO_OFFER) == len(drafts.offers)
         if self._is_plain:
@@ -317,16 +336,16 @@ class AdaptiveLength:
             depths = [row.max_drafts for _, row, _ in offered]
         rows = list(plan.rows)
         for (i, row, offer), own, depth in zip(offered, chances, depths, strict=True):
-            self._offers[row.request.request_id] = (offer, own[:depth])
+            self.beliefs.admitted[row.request.request_id] = (offer, own[:depth])
             rows[i] = attach(row, offer.cut(depth))
         return Batch(tuple(rows))
 
-    def _worthwhile(self, plan: Plan, ladders: Sequence[Sequence[float]]) -> tuple[int, ...]:
+    def _worthwhile(self, plan: Plan, ladders: Sequence[Sequence[float]]) -> Sequence[int]:
         """Drafts of each offer that pay for their verification; what drafting took is spent already."""
         load = Load.of(plan.rows)
-        spent = self.cost.passes(pass_sizes(plan.rows, self._asked, self._lags)) + self.cost.overhead
-        verify = self.cost.verifying(load, sum(map(len, ladders)), spent)
-        return best_shape(load.decoding, ladders, Costs(verify)).depths
+        verify, spent = self.cost.judging(load, sum(map(len, ladders)))
+        spent += self.cost.passes(pass_sizes(plan.rows, self._asked, self._lags)) + self.cost.overhead
+        return worthwhile(load.decoding, ladders, verify, spent)
 
     # ------------------------------------------------------------------ afterwards
 
@@ -344,10 +363,11 @@ class AdaptiveLength:
         if is_plain:
             self.probes.saw_plain(self.step, load.decoding)
         passes = pass_sizes(batch.rows, self._asked, self._lags) if self.cost.draft is not None else []
-        if self._room or self._rests:
-            self.cost.hear_host(seconds, is_on=bool(self._room), has_passes=bool(passes))
+        is_on = self._is_on
+        if is_on or self._rests:
+            self.cost.hear_host(seconds, is_on=is_on, has_passes=bool(passes))
         if self._kind != "prompts":
-            self.cost.hear_rest(seconds.rest, is_on=bool(self._room))
+            self.cost.hear_rest(seconds.rest, is_on=is_on)
         is_rare = is_plain and self._kind == "plain probe"
         is_settled = self.cost.verify.num_observed > SETTLED and not is_rare
         if self.trace is None and is_settled and totals.num_steps % SETTLED_EVERY:
@@ -358,16 +378,8 @@ class AdaptiveLength:
             self.trace.write(self._record(batch, verdict, load, predicted, seconds))
 
     def _learn_acceptance(self, batch: Batch, verdict: Verdict) -> None:
-        outcomes = []
-        for index, row in enumerate(batch):
-            drafted = len(row.draft_token_ids)
-            if row.max_drafts:
-                self.totals.lengths[drafted] += 1
-            if drafted and not verdict.failed[index]:
-                offer, _ = self._offers[row.request.request_id]
-                accepted = verdict.num_accepted(index)
-                confidences, certain = offer.confidences[:drafted], offer.certain[:drafted]
-                outcomes.append(Outcome(row.request.request_id, row.source, drafted, accepted, confidences, certain))
+        self.totals.lengths.update(len(row.draft_token_ids) for row in batch if row.max_drafts)
+        outcomes = self.beliefs.outcomes(batch, verdict)
         self.acceptance.learn(outcomes, self.step)
         if self._kind == "probe" and outcomes:
             self.probes.found(sum(outcome.accepted for outcome in outcomes))
@@ -376,7 +388,7 @@ class AdaptiveLength:
         rate = self._shape.rate if self._shape is not None else self._plain_rate
         return StepRecord(
             self.step, self._kind, load.decoding, load.prompts, load.keys, batch.num_tokens, predicted,
-            seconds.draft, seconds.verify, rate, self._plain_rate, row_records(batch, verdict, self._offers),
+            seconds.draft, seconds.verify, rate, self._plain_rate, row_records(batch, verdict, self.beliefs.admitted),
         )  # fmt: skip
 
     def _prune(self, running: Sequence[Request], waiting: Sequence[Request]) -> None:

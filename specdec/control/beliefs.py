@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from specdec.batch import Offer, Row
-from specdec.control.acceptance import Acceptance, Ask
+from specdec.batch import Batch, Offer, Row, Verdict
+from specdec.control.acceptance import Acceptance, Ask, Outcome
 
 HEARD_MEMORY = 0.98  # share of what is known of all requests' offers that outlives a look
 OWN_MEMORY = 0.9  # of one request's
@@ -30,7 +30,8 @@ def reached(chances: Sequence[float]) -> list[float]:
 class Beliefs:
     """Chances of the offers of a step.
 
-    looks   False: what an offer says of itself may not be used
+    looks      False: what an offer says of itself may not be used
+    admitted   by request: the offer from which this step's drafts are, and the chances of those that were kept
     """
 
     def __init__(self, acceptance: Acceptance, *, looks: bool) -> None:
@@ -39,6 +40,7 @@ class Beliefs:
         self._step = 0
         self._known: dict[int, tuple[Offer, str, list[float]]] = {}
         self._before: dict[str, tuple[int, list[float]]] = {}  # until which step, and S
+        self.admitted: dict[str, tuple[Offer, list[float]]] = {}
 
     def before(
         self, request_id: str, most: int, sources: Sequence[str], step: int, *, keeps: bool = False
@@ -88,6 +90,18 @@ class Beliefs:
         most = min(len(offer.token_ids), row.max_drafts)
         confidences = offer.confidences[:most] if self.looks else ()
         return Ask(row.request.request_id, offer.source, most, confidences, offer.certain[:most])
+
+    def outcomes(self, batch: Batch, verdict: Verdict) -> list[Outcome]:
+        """What became of the drafts that were admitted, row by row; of a row that failed nothing is known."""
+        found = []
+        for index, row in enumerate(batch):
+            drafted = len(row.draft_token_ids)
+            if drafted and not verdict.failed[index]:
+                request_id, accepted = row.request.request_id, verdict.num_accepted(index)
+                offer, believed = self.admitted[request_id]
+                said = offer.confidences[:drafted], offer.certain[:drafted], believed
+                found.append(Outcome(request_id, row.source, drafted, accepted, *said))
+        return found
 
 
 class Heard:

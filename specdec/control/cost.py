@@ -17,6 +17,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -55,8 +56,9 @@ class ForwardCost:
         points = sorted((seed or DEFAULT_SEED).items())
         self.grid = make_grid(most)
         sizes, seconds = zip(*points, strict=True)
-        self._seed = _extend(np.array(self.grid, float), sizes, np.maximum.accumulate(np.array(seconds, float)))
-        one = float(self._seed[0])
+        seed_curve = _extend(np.array(self.grid, float), sizes, np.maximum.accumulate(np.array(seconds, float)))
+        self._seeds: list[float] = seed_curve.tolist()
+        one = self._seeds[0]
         size = len(self.grid) + _FIRST
         self._state = np.zeros(size)
         self._state[_KEY], self._key_floor = key, key / 4
@@ -64,14 +66,14 @@ class ForwardCost:
         self._covariance = np.zeros((size, size))
         self._covariance[_SCALE, _SCALE] = SCALE_STD**2
         self._covariance[_KEY, _KEY] = max(key, one * 1e-5) ** 2
-        self._covariance[_PROMPT, _PROMPT] = (0.1 * float(self._seed[-1]) / self.grid[-1]) ** 2
+        self._covariance[_PROMPT, _PROMPT] = (0.1 * self._seeds[-1] / self.grid[-1]) ** 2
         distance = np.abs(octaves[:, None] - octaves[None, :])
         self._covariance[_FIRST:, _FIRST:] = BEND_STD**2 * np.exp(-distance / BEND_OCTAVES)
         self._bend_variances = self._covariance.reshape(-1)[_FIRST * (size + 1) :: size + 1]  # a view
         self._seen: set[int] = set()
         self._runs: dict[int, int] = {}
-        self._sizes = np.arange(self.grid[-1] + 1)
-        self._curve: list[float] | None = None
+        self._points: list[float] = []  # of the curve, at the grid's sizes; none: they must be drawn again
+        self._curve = [0.0]  # as far as it was asked for
         self.num_observed = 0
 
     # ------------------------------------------------------------------ reading
@@ -83,15 +85,15 @@ class ForwardCost:
 
     def at(self, tokens: int) -> float:
         """Seconds of a forward of so many tokens, all scored, with no context; 0 for none."""
-        curve = self._curve if self._curve is not None else self._draw()
-        last = len(curve) - 1
-        return curve[tokens] if tokens <= last else curve[last] * tokens / last
+        if tokens < len(self._curve):
+            return self._curve[tokens]
+        last = self.grid[-1]
+        return self._filled(tokens)[tokens] if tokens <= last else self._filled(last)[last] * tokens / last
 
     def span(self, first: int, last: int) -> list[float]:
         """The same for first..last tokens."""
-        curve = self._curve if self._curve is not None else self._draw()
-        if last < len(curve):
-            return curve[first : last + 1]
+        if last <= self.grid[-1]:
+            return self._filled(last)[first : last + 1]
         return [self.at(n) for n in range(first, last + 1)]
 
     def seconds(self, tokens: int, keys: int = 0, prompts: int = 0) -> float:
@@ -106,15 +108,28 @@ class ForwardCost:
         i = min(max(bisect.bisect_right(grid, tokens) - 1, 0), len(grid) - 2)
         return i, min(max((tokens - grid[i]) / (grid[i + 1] - grid[i]), 0.0), 1.0)
 
-    def _draw(self) -> list[float]:
-        """The curve, made monotone on the grid from both sides so that noise neither lifts nor lowers it."""
-        raw = self._seed * np.exp(self._state[_FIRST:] + self._state[_SCALE])
-        up = np.maximum.accumulate(raw)
-        down = np.minimum.accumulate(raw[::-1])[::-1]
-        curve: list[float] = np.interp(self._sizes, self.grid, (up + down) / 2).tolist()
-        curve[0] = 0.0
-        self._curve = curve
+    def _filled(self, last: int) -> list[float]:
+        """The curve up to `last` tokens at least: lines between the points of the grid."""
+        curve, grid = self._curve, self.grid
+        while len(curve) <= last:
+            points = self._points or self._draw()
+            below, above = len(curve) - 1, grid[bisect.bisect_left(grid, len(curve))]
+            left = points[bisect.bisect_left(grid, below)] if below else 0.0
+            right = points[bisect.bisect_left(grid, above)]
+            rise = (right - left) / (above - below)
+            curve += [left + rise * n for n in range(1, above - below)]
+            curve.append(right)
         return curve
+
+    def _draw(self) -> list[float]:
+        """The points of the curve, made monotone from both sides so that noise neither lifts nor lowers it."""
+        state = self._state.tolist()
+        scale = state[_SCALE]
+        raw = [seed * math.exp(bend + scale) for seed, bend in zip(self._seeds, state[_FIRST:], strict=True)]
+        up = accumulate(raw, max)
+        down = list(accumulate(reversed(raw), min))
+        self._points = [(a + b) / 2 for a, b in zip(up, reversed(down), strict=True)]
+        return self._points
 
     # ------------------------------------------------------------------ learning
 
@@ -142,19 +157,19 @@ class ForwardCost:
         p -= moved[:, None] * (moved / spread)
         self._state[_KEY] = max(self._state[_KEY], self._key_floor)
         self._state[_PROMPT] = max(self._state[_PROMPT], 0.0)
-        self._curve = None
+        self._points, self._curve = [], [0.0]
         self.num_observed += 1
 
     def _linearise(self, sizes: Sequence[int], keys: int, prompts: int) -> tuple[float, np.ndarray]:
         """The expected seconds, and how their logarithm depends on each part of the state."""
-        state, seed = self._state.tolist(), self._seed
+        state, seeds = self._state.tolist(), self._seeds
         parts = [0.0] * len(state)
         total = 0.0
         for n in sizes:
             i, share = self._place(n)
             stretch = max(n / self.grid[-1], 1.0)
             for place, weight in ((i, 1.0 - share), (i + 1, share)):
-                value = weight * stretch * float(seed[place]) * math.exp(state[_FIRST + place])
+                value = weight * stretch * seeds[place] * math.exp(state[_FIRST + place])
                 parts[_FIRST + place] += value
                 total += value
         whole = max(total + state[_KEY] * keys - state[_PROMPT] * prompts, 0.25 * total)

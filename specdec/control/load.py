@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specdec.batch import Row
+from specdec.config import MAX_SPECULATIVE_TOKENS
 from specdec.request import Request
 
 
@@ -20,6 +21,7 @@ class Sources:
 
     free     proposers that cost nothing to ask
     costly   the one that runs a model, if any
+    deepest  drafts the costly one is asked for at most
     lag      request -> tokens the costly one must compute before it can draft, the last known one included
     looks    False where only what is known before the draw may decide (acceptance "rejection")
     """
@@ -28,6 +30,7 @@ class Sources:
     costly: str | None = None
     lag: Callable[[Request], int] = keeps_up
     looks: bool = True
+    deepest: int = MAX_SPECULATIVE_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 
@@ -77,6 +78,23 @@ def shapes_by_depth(num_rows: int, ladders: Ladders, costs: Costs) -> list[Shape
     depths = range(deepest, deepest + 1) if costs.drafting is None else range(1, deepest + 1)
     found = few_shapes if len(ladders) * deepest * len(depths) <= FEW else many_shapes
     return shapes + found(num_rows, ladders, costs, depths) if deepest else shapes
+
+
+def worthwhile(num_rows: int, ladders: Ladders, verify: Sequence[float], spent: float) -> Sequence[int]:
+    """The depths of `best_shape` where the drafts are there already and `spent` seconds are gone for them."""
+    if sum(map(len, ladders)) > FEW:
+        return best_shape(num_rows, ladders, Costs([seconds + spent for seconds in verify])).depths
+    drafts = [(s, row) for row, own in enumerate(ladders) for s in own if s > 0.0]
+    drafts.sort(key=itemgetter(0), reverse=True)  # stable, in reverse too
+    expected, best, taken = float(num_rows), num_rows / (verify[0] + spent), 0
+    for n, (s, _) in enumerate(drafts, start=1):
+        expected += s
+        if (rate := expected / (verify[n] + spent)) > best:
+            best, taken = rate, n
+    depths = [0] * len(ladders)
+    for _, row in drafts[:taken]:
+        depths[row] += 1
+    return depths
 
 
 def few_shapes(num_rows: int, ladders: Ladders, costs: Costs, depths: range) -> list[Shape]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from specdec.request import Request
-
 SHARE, YOUNG_SHARE, YOUNG_STEPS = 0.006, 0.03, 100  # of all steps; more in the beginning
 FEWEST_STEPS, FEWEST_PLAIN = 8, 24  # between two probes with drafts; between two without any
 FIRST_CREDIT = 50  # steps credited at the start, so that little is believed for long
 SURE, SURE_STEPS = 0.3, 10_000  # what was seen to be better by so much is doubted as little as after these steps
 MOST_PATIENCE = 8  # times the wait, after probes of which no draft was right
+SAME_LOAD = 0.75  # a plan serves other numbers of rows, between this part of its own and its inverse
 ROWS_PART, MOST_DRAFTS = 8, 3  # a probe drafts for one row in eight, so deep
 
 
@@ -29,6 +28,7 @@ class Probes:
         self.next_draft = 0
         self._last_draft = -FIRST_CREDIT
         self._last_plain: dict[int, int] = {}
+        self._last_probe = -FIRST_CREDIT // 2  # without drafts, of any number of rows: they share what may be spent
         self._seen_plain: set[int] = set()
         self._last_model = -FIRST_CREDIT
         self._patience = 1
@@ -48,11 +48,15 @@ class Probes:
         self._patience = 1 if num_accepted else min(2 * self._patience, MOST_PATIENCE)
 
     def plain_is_due(self, step: int, rows: int, loss: float) -> bool:
-        """True where a step without drafts can be afforded, for a number of rows like this one."""
+        """True where a step without drafts can be afforded, for about so many rows; it is then taken to be made."""
         size = rows.bit_length()
         last = self._last_plain.setdefault(size, step - FIRST_CREDIT // 2)
         is_sure = loss >= SURE and size in self._seen_plain
-        return step >= last + max(_interval(SURE_STEPS if is_sure else step, loss), FEWEST_PLAIN)
+        wait = max(_interval(SURE_STEPS if is_sure else step, loss), FEWEST_PLAIN)
+        if step < max(last, self._last_probe) + wait:
+            return False
+        self._last_probe = step
+        return True
 
     def model_is_due(self, step: int, loss: float) -> bool:
         """True where asking a model can be afforded while free offers serve; it is then taken to be made."""
@@ -68,24 +72,22 @@ class Probes:
 
 
 class KeptPlan:
-    """A plan that serves several steps, while the same requests run, all decode and none waits.
+    """A plan that serves several steps, while about as many rows decode.
 
     until   the first step it does not serve; 0: there is none
     """
 
     def __init__(self) -> None:
         self.until = 0
-        self._running: list[int] = []
+        self._num_rows = 0
 
-    def keep(self, until: int, running: Sequence[Request]) -> None:
-        """Let the plan that was made for these serve until then."""
-        self.until, self._running = until, [id(request) for request in running]
+    def keep(self, until: int, num_rows: int) -> None:
+        """Let the plan that was made for so many rows serve until then."""
+        self.until, self._num_rows = until, num_rows
 
-    def serves(self, step: int, running: Sequence[Request], waiting: Sequence[Request]) -> bool:
+    def serves(self, step: int, num_rows: int) -> bool:
         """True where it is as good as a new one."""
-        if step >= self.until or waiting or [id(request) for request in running] != self._running:
-            return False
-        return all(request.num_owed_tokens == 1 for request in running)
+        return step < self.until and SAME_LOAD * self._num_rows <= num_rows <= self._num_rows / SAME_LOAD
 
 
 def _interval(step: int, loss: float) -> int:

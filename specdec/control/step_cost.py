@@ -60,14 +60,19 @@ class StepCost:
         """Between two steps that may not draft. Every step pays it once, so drafts that are right save it."""
         return self._rest_off.value or self._rest_on.value
 
-    def verifying(self, load: Load, most: int, spent: float = 0.0) -> list[float]:
+    def verifying(self, load: Load, most: int) -> list[float]:
         """Of decoding with 0..most drafts, [most + 1]: alone, and what drafts add beside the prompts.
 
-        What follows is included, what lies between two steps, and what is `spent` already.
+        What follows is included, and what lies between two steps.
         """
-        base, spent = load.decoding + load.prompts, spent + self.follow.value + self.rest
-        spent += self.verify.seconds(load.decoding, load.keys) - self.verify.at(base)
-        return [seconds + spent for seconds in self.verify.span(base, base + most)]
+        verify, spent = self.judging(load, most)
+        return [seconds + spent for seconds in verify]
+
+    def judging(self, load: Load, most: int) -> tuple[list[float], float]:
+        """The same in two parts: the forward's by drafts, [most + 1], and what is the same for any number of them."""
+        base = load.decoding + load.prompts
+        spent = self.verify.seconds(load.decoding, load.keys) - self.verify.at(base)
+        return self.verify.span(base, base + most), spent + self.follow.value + self.rest
 
     def drafting(self, rows: int) -> list[float] | None:
         """Of one pass over 0..rows rows; None where drafting is free."""

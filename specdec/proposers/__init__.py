@@ -15,6 +15,19 @@ from specdec.proposers.past_outputs import PastOutputs
 from specdec.proposers.suffix import SuffixProposer
 
 DEFAULT_NUM_SPECULATIVE_TOKENS = {"none": 0, "ngram": 5, "suffix": 5, "draft_model": 4, "eagle": 5, "hybrid": 5}
+"""Most drafts a row and step, of fixed lengths and of whatever runs a model."""
+
+LONGEST_LOOKUP = {"ngram": 16, "suffix": 16, "hybrid": 16}
+"""Most drafts where a controller judges every offer: a lookup's cost nothing to make, and text that repeats itself
+takes more than five at once."""
+
+
+def most_drafts(config: SpeculativeConfig) -> int:
+    """Most drafts a row and step, by what was said or by the method (which is no longer "auto")."""
+    if config.num_speculative_tokens is not None:
+        return config.num_speculative_tokens
+    most = DEFAULT_NUM_SPECULATIVE_TOKENS[config.method]
+    return LONGEST_LOOKUP.get(config.method, most) if config.adaptive else most
 
 
 def build_proposer(

@@ -6,7 +6,6 @@ It has no memory of what offers said; it knows the formulas of `specdec.control.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -78,7 +77,7 @@ class ArrayAcceptance:
         unsure = {o.request_id for o in outcomes if not o.confidences}
         self.num_learned += 1
         if unsure or self.num_learned <= quick.SETTLED or self.num_learned % quick.SETTLED_EVERY == 0:
-            self._learn([replace(o, confidences=()) for o in outcomes], step, unsure)
+            self._learn([o._replace(confidences=()) for o in outcomes], step, unsure)
         sure = [o for o in outcomes if o.confidences]
         self._learn(sure, step, {o.request_id for o in sure})
 

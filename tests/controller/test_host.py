@@ -13,12 +13,14 @@ from evals import controller_cost, results
 from evals.sim_run import SOURCE
 from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
 from specdec.control.acceptance import Acceptance, Outcome
-from specdec.control.adaptive import AdaptiveLength
+from specdec.control.adaptive import KEPT_STEPS, AdaptiveLength
 from specdec.control.beliefs import BEFORE_STEPS, Beliefs, Heard
 from specdec.control.cost import ForwardCost
 from specdec.control.load import Sources
 from specdec.control.step_cost import Average
 from specdec.controller import FixedLength
+from specdec.request import Request
+from specdec.sampling_params import SamplingParams
 from tests.controller.test_adaptive import decoding
 from tests.engines import ids, llm
 
@@ -166,19 +168,39 @@ def test_the_eval_of_the_controllers_cost_runs(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_what_is_thought_of_a_request_before_offers_is_at_most_a_few_steps_old() -> None:
-    """Planning beside others who come and go asks anew every few steps, and for every new request of an old name."""
+    """Planning beside a load that jumps asks anew every few steps, and for every new request of an old name."""
     controller = AdaptiveLength(FixedLength(K, None), Sources(free=(SOURCE,)), ForwardCost(64, {1: 0.01, 9: 0.014}))
     request, asked = decoding("r", most=10**6), []
     ask = controller.acceptance.of
-    controller.acceptance.of = lambda *of: asked.append(controller.step) or ask(*of)  # type: ignore[method-assign]
+    controller.acceptance.of = lambda *of: asked.append(of[0].request_id) or ask(*of)  # type: ignore[method-assign]
     for step in range(1, 41):
-        other = decoding(f"other {step}", most=10**6)  # whoever is beside it, the plan is made anew
-        controller.prepare([request, other], [])
-    own = len(asked) - 40
-    assert 40 / BEFORE_STEPS <= own <= 40 / BEFORE_STEPS + 2
-    before = len(asked)
+        others = [decoding(f"other {step}-{i}", most=10**6) for i in range(1 + 2 * (step % 2))]
+        controller.prepare([request, *others], [])
+    assert 40 / BEFORE_STEPS <= asked.count("r") <= 40 / BEFORE_STEPS + 2
+    asked.clear()
     anew = decoding("r", most=10**6)
     anew.token_ids.append(1)
     anew.num_computed_tokens += 1
-    controller.prepare([anew, decoding("other 41", most=10**6)], [])
-    assert len(asked) == before + 2
+    controller.prepare([anew, *(decoding(f"other 41-{i}", most=10**6) for i in range(3))], [])
+    assert asked.count("r") == 1
+
+
+def test_a_plan_that_leaves_the_depths_to_the_offers_serves_while_others_come_and_go() -> None:
+    """It is made anew every few steps, and at once where the load changes; who is new has room in any case."""
+    sources = Sources(free=(SOURCE,))
+    controller = AdaptiveLength(FixedLength(K, None), sources, ForwardCost(64, {1: 0.01, 64: 0.011}), most_tokens=64)
+    controller.probes.plain_is_due = lambda *of: False  # type: ignore[method-assign]
+    plan, planned = controller._plan, []
+    controller._plan = lambda *of: planned.append(controller.step) or plan(*of)  # type: ignore[method-assign]
+    for step in range(1, 41):
+        running = [decoding("r", most=10**6), *(decoding(f"{step}-{i}", most=10**6) for i in range(7))]
+        controller.prepare(running, [])
+        assert [controller.budget(request) for request in running] == [K] * 8
+    assert planned == list(range(1, 41, KEPT_STEPS))
+    controller._kept.until = controller.step + 4
+    controller.prepare(running[:4], [])
+    assert planned[-1] == controller.step
+    owing = Request("long", [1] * 500, SamplingParams(max_tokens=4), max_output_tokens=4)
+    controller.prepare([*running, owing], [])
+    rooms = [controller.budget(request) for request in running]
+    assert rooms == [64 // 3 // 8] * 8  # a prompt that wants all of the step leaves a third of it to drafts

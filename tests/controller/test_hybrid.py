@@ -92,7 +92,7 @@ def test_a_model_that_was_passed_over_is_tried_again() -> None:
     del controller.probes.model_is_due  # type: ignore[method-assign]
     row, tried = Row(decoding("r"), 9, 1, 4), []
     controller._kind = "plan"
-    for step in range(1000, 3000):
+    for step in range(1000, 4000):
         controller.step = step
         tried.append(controller.model_depths([row], [LOOKUP])[0] > 0)
     assert 5 < sum(tried) < 100
