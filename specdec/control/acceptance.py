@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp, log, pi, sqrt
+from math import exp, log, pi, sqrt, tanh
 from typing import NamedTuple
 
 import numpy as np
 
 START = 0.4  # log-odds of a draft nothing is known of: 0.6
-PLACE_VARIANCE, OWN_VARIANCE, SLOPE_VARIANCE = 2.0, 0.8, 0.1
+PLACE_VARIANCE, OWN_VARIANCE, SLOPE_VARIANCE = 0.5, 0.8, 0.1
 MAX_CONFIDENCE = 0.995  # a proposer that says 1.0 means "very sure"
 PLACE_MEMORY, OWN_MEMORY = 0.998, 0.95  # share of what is known that outlives an outcome
 SLEEP_MEMORY = 0.98  # share of what is known of a request that outlives a step without outcome
@@ -32,6 +32,8 @@ SETTLED, SETTLED_EVERY = 64, 4  # after so many steps, what does without confide
 MOST_BLIND = 256  # answers without confidences that are remembered until the next outcome
 MOST_ODDS = 256  # confidences whose log-odds are remembered
 MAX_MOVE = 2.0  # of a weight in one step, in log-odds
+CERTAIN = 1e6  # log-odds of a forced draft: right whatever else is, so that it says nothing of the others
+TINY = 1e-12  # a chance that nothing behind it is asked for
 _SHRINK = pi / 8.0  # of MacKay's approximation
 
 
@@ -80,6 +82,29 @@ def _moderated(mean: float, variance: float) -> float:
     if not -30.0 < odds < 30.0:
         odds = min(max(odds, -30.0), 30.0)
     return 1.0 / (1.0 + exp(-odds))
+
+
+def _conditional(mean: float, variance: float, means: Sequence[float], variances: Sequence[float]) -> list[float]:
+    """Chances of a row's drafts, each where those before it were right, [depth].
+
+    The request's own weight is as uncertain for one draft as for the next: where the first is right, so will be the
+    others more likely. It stands for two values a standard deviation from its mean, half each (Gauss-Hermite's rule of
+    two points); what is uncertain of a place is its own.
+
+    mean, variance     of the request's own weight
+    means, variances   of the rest, by place
+    """
+    spread, last, found = sqrt(variance), 1.0, []
+    high = low = 0.5
+    above, below = mean + spread, mean - spread
+    for m, v in zip(means, variances, strict=False):
+        scale = 0.5 / sqrt(1.0 + _SHRINK * v)
+        high *= 0.5 + 0.5 * tanh((above + m) * scale)
+        low *= 0.5 + 0.5 * tanh((below + m) * scale)
+        reached = high + low
+        found.append(reached / last if last > TINY else 0.0)
+        last = reached
+    return found
 
 
 class _Weights:
@@ -183,28 +208,25 @@ class Acceptance:
         depth, is_sure = ask.depth, bool(ask.confidences)
         places = self._place(ask.source, is_sure, depth)
         mean, variance = self._belief(ask.request_id, ask.source, step)
-        means, variances = places.mean, places.variance
-        if not is_sure:
-            known = self._blind.get((ask.source, mean, variance), ())
-            if len(known) < depth:  # most requests at zero are as new as each other
-                if len(self._blind) >= MOST_BLIND:
-                    self._blind.clear()
-                known = [_moderated(mean + means[j], variance + variances[j]) for j in range(depth)]
-                self._blind[ask.source, mean, variance] = known
-            found = list(known[:depth])
-        else:
+        means, variances = places.mean[:depth], places.variance[:depth]
+        if is_sure:
             slope = self._slope(ask.source)
             tilt, doubt = slope.mean[0], slope.variance[0]
             said = self._log_odds(ask.confidences, depth)
-            found = [
-                _moderated(mean + means[j] + tilt * x, variance + variances[j] + doubt * x * x)
-                for j, x in enumerate(said)
-            ]
-        if ask.certain:
-            for j, is_certain in enumerate(ask.certain[:depth]):
-                if is_certain:
-                    found[j] = 1.0
-        return found
+            means = [m + tilt * x for m, x in zip(means, said, strict=True)]
+            variances = [v + doubt * x * x for v, x in zip(variances, said, strict=True)]
+        elif not ask.certain:  # most requests at zero are as new as each other
+            known = self._blind.get((ask.source, mean, variance), ())
+            if len(known) < depth:
+                if len(self._blind) >= MOST_BLIND:
+                    self._blind.clear()
+                known = _conditional(mean, variance, means, variances)
+                self._blind[ask.source, mean, variance] = known
+            return list(known[:depth])
+        for j, is_certain in enumerate(ask.certain[:depth]):
+            if is_certain:
+                means[j] = CERTAIN
+        return _conditional(mean, variance, means, variances)
 
     def _log_odds(self, confidences: tuple[float, ...], depth: int) -> Sequence[float]:
         """Of what an offer says of its first `depth` drafts; of those it says nothing of 0."""
@@ -239,9 +261,12 @@ class Acceptance:
             x = said.log_odds(depth)
             slope = self._slope(source)
             mean, variance = mean + slope.mean[0] * x, variance + slope.variance[0] * x**2
-        means, variances = mean[None] + own[:, 0, None, None], variance[None] + own[:, 1, None, None]
-        scaled = means / np.sqrt(1.0 + _SHRINK * variances)
-        found: np.ndarray = 1.0 / (1.0 + np.exp(-np.minimum(np.maximum(scaled, -30.0), 30.0)))
+        spread = np.sqrt(own[:, 1, None, None])
+        scale = 0.5 / np.sqrt(1.0 + _SHRINK * variance[None])
+        two = [np.tanh((mean[None] + own[:, 0, None, None] + z * spread) * scale) for z in (1.0, -1.0)]
+        reached = np.cumprod(0.5 + 0.5 * np.stack(two), axis=-1).sum(axis=0) / 2.0
+        found: np.ndarray = reached.copy()
+        found[..., 1:] /= np.maximum(reached[..., :-1], TINY)
         return found
 
     # ------------------------------------------------------------------ learning

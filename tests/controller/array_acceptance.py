@@ -51,8 +51,11 @@ class ArrayAcceptance:
 
     def chances(self, asks: Sequence[Ask], step: int) -> np.ndarray:
         mean, variance, _ = self.model(asks, step)
-        found = moderated(mean, variance)
-        found[certain(asks)] = 1.0
+        own = np.array([self.belief(ask.request_id, ask.source, step)[1] for ask in asks])[:, None]
+        two = np.stack([moderated(mean + z * np.sqrt(own), variance - own) for z in (1.0, -1.0)])
+        two[:, certain(asks)] = 1.0
+        reached = np.cumprod(two, axis=-1).mean(axis=0)
+        found = np.concatenate([reached[:, :1], reached[:, 1:] / reached[:, :-1]], axis=1)
         found[np.arange(WIDTH)[None, :] >= np.array([ask.depth for ask in asks])[:, None]] = 0.0
         return found
 
