@@ -25,7 +25,7 @@ import numpy as np
 START = 0.4  # log-odds of a draft nothing is known of: 0.6
 PLACE_VARIANCE, OWN_VARIANCE, SLOPE_VARIANCE = 0.5, 0.8, 0.1
 MAX_CONFIDENCE = 0.995  # a proposer that says 1.0 means "very sure"
-PLACE_MEMORY, OWN_MEMORY = 0.998, 0.95  # share of what is known that outlives an outcome
+PLACE_MEMORY, OWN_MEMORY = 0.995, 0.95  # share of what is known that outlives an outcome
 SLEEP_MEMORY = 0.98  # share of what is known of a request that outlives a step without outcome
 NUM_CASES = 16  # confidences of past offers that stand for those of the next
 SETTLED, SETTLED_EVERY = 64, 4  # after so many steps, what does without confidences learns from one in so many
