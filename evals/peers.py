@@ -132,7 +132,9 @@ class PeerSystem:
 
     def run(self, jobs: Sequence[Job], concurrency: int) -> list[Outcome]:
         """Serve all jobs, one thread a place in flight."""
-        limits = httpx.Limits(max_connections=concurrency)
+        limits = httpx.Limits(
+            max_connections=concurrency, max_keepalive_connections=0
+        )  # some close them between requests
         with httpx.Client(timeout=TIMEOUT, limits=limits) as client, ThreadPoolExecutor(concurrency) as pool:
             outcomes = list(pool.map(lambda job: stream(client, self.endpoint, job), jobs))
         failed = next((o for o in outcomes if o.error is not None), None)
