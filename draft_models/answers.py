@@ -5,9 +5,11 @@ It knows prompts and the engine's public face. What is done is on disk at once, 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,13 @@ def complete(
     path           JSON lines of the answers generated so far; read first, then appended to
     temperatures   taken in turn; sampled answers use top_p 0.95 in the mixture and 1 where only one is asked for
     """
-    done = _read(path)
-    missing = [r for r in records if "response" not in r and "response_ids" not in r and _key(r) not in done]
-    if missing:
-        done |= _generate(missing, target, path, max_tokens, temperatures)
+    asked = [r for r in records if "response" not in r and "response_ids" not in r]
+    done: dict[str, dict[str, Any]] = {}
+    if asked:
+        with _alone(path):
+            done = _read(path)
+            if missing := [r for r in asked if _key(r) not in done]:
+                done |= _generate(missing, target, path, max_tokens, temperatures)
     return [r if "response" in r or "response_ids" in r else done[_key(r)] for r in records]
 
 
@@ -44,7 +49,6 @@ def _generate(
     if llm.tokenizer is None:
         raise ValueError(f"{target} has no tokenizer; give data with answers")
     inner, found = llm.engine.target.model.tokenizer, {}
-    path.parent.mkdir(parents=True, exist_ok=True)
     for at in range(0, len(records), BATCH):
         part = records[at : at + BATCH]
         temperatures = [mixture[(at + i) % len(mixture)] for i in range(len(part))]
@@ -62,6 +66,20 @@ def _generate(
                 found[_key(record)] = answered
                 file.write(json.dumps(answered) + "\n")
     return found
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep other processes from writing the same answers; ValueError where one is at it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"{path} is being written by another process; wait for it, or give another --out"
+            ) from None
+        yield
 
 
 def _key(record: dict[str, Any]) -> str:

@@ -155,7 +155,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     device = Accelerator().device
     dtype = precision.choose(args.precision, device)
     target = load_target(args.target, device, dtype)
-    data = read_data(args, target)
+    try:
+        data = read_data(args, target)
+    except (OSError, ValueError) as error:
+        flags.error(str(error))
     layers, stored = layers_of(args, target)
     tap = FeatureTap(target.model, stored)
     if args.features is not None:

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from evals import results, workloads
-from evals.flags import words
+from evals.flags import whole, words
 from evals.table import render
 from specdec import LLM, CompletionOutput, SamplingParams, SpeculativeConfig
 from specdec.models.sources import resolve
@@ -106,8 +106,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--dtype", default="float32", help="precision of both (default: %(default)s)")
     add("--workloads", type=words, default=["chat", "code"], help="named prompt sets (default: chat,code)")
-    add("--num-prompts", type=int, default=8)
-    add("--max-tokens", type=int, default=64)
+    add("--num-prompts", type=whole(1), default=8)
+    add("--max-tokens", type=whole(1), default=64)
     add("--num-speculative-tokens", type=int, default=4)
     add(
         "--temperatures", type=lambda text: [float(t) for t in words(text)], default=[0.7, 1.0], help="default: 0.7,1.0"

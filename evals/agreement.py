@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from evals import results, workloads
-from evals.flags import words
+from evals.flags import whole, words
 from evals.table import render
 from specdec import LLM, SamplingParams
 from specdec.models.forward_batch import Segment
@@ -119,8 +119,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--quantization", type=words, default=["int4", "int8", "int4-a8", "int8-a8"])
     add("--dtype", default="bfloat16", help="of the candidates' caches and of weights that are not codes")
     add("--workloads", type=words, default=["chat", "code", "math"])
-    add("--num-prompts", type=int, default=6)
-    add("--max-tokens", type=int, default=96)
+    add("--num-prompts", type=whole(1), default=6)
+    add("--max-tokens", type=whole(1), default=96)
     add("--at-least", type=float, default=0.0, help="share of equal first choices below which the command fails")
     return parser.parse_args(argv)
 

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from evals import ladder, results, workloads
 from evals.admission import AdaptiveDynamic, Arrived, Continuous, Dynamic, Rule, Static, padding_waste
 from evals.equality import first_difference
-from evals.flags import words
+from evals.flags import above, whole, words
 from evals.intervals import interval, percentiles
 from evals.load import Job, Outcome, record, sampling_params
 from evals.systems import Setup, encode, load
@@ -150,13 +150,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--target", default="smollm2-135m")
     add("--draft", help="a second model; default: n-gram look-up")
     add("--workloads", type=words, default=["chat", "extract", "summarise"])
-    add("--num-jobs", type=int, default=24)
-    add("--max-tokens", type=int, default=48)
-    add("--size", type=int, default=8, help="of static and dynamic batches, and most rows of the engine")
-    add("--timeout", type=float, default=0.5, help="seconds a dynamic batch waits for company")
+    add("--num-jobs", type=whole(1), default=24)
+    add("--max-tokens", type=whole(1), default=48)
+    add("--size", type=whole(1), default=8, help="of static and dynamic batches, and most rows of the engine")
+    add("--timeout", type=above(0), default=0.5, help="seconds a dynamic batch waits for company")
     add("--k", type=int, default=4)
-    add("--load", type=float, default=0.7, help="arrivals, as a share of the continuous rung's capacity")
-    add("--repeats", type=int, default=3)
+    add("--load", type=above(0), default=0.7, help="arrivals, as a share of the continuous rung's capacity")
+    add("--repeats", type=whole(1), default=3)
     add("--dtype", default="auto")
     add("--seed", type=int, default=0)
     return parser.parse_args(argv)

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from evals import results
-from evals.flags import numbers, words
+from evals.flags import numbers, whole, words
 from evals.table import render
 from specdec.batch import NO_OFFER, Batch, Drafts, Offer, Plan, Row, StepSeconds, Verdict
 from specdec.control.adaptive import AdaptiveLength
@@ -165,7 +165,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = results.parser("evals.controller_cost", __doc__)
     parser.add_argument("--rows", type=numbers, default=[1, 8, 32])
     parser.add_argument("--methods", type=words, default=list(METHODS))
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=whole(1), default=1000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     if unknown := set(args.methods) - set(METHODS):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evals import results
-from evals.flags import numbers
+from evals.flags import numbers, whole
 from evals.table import milliseconds, render
 from specdec.batch import Drafts, Plan
 from specdec.config import SpeculativeConfig
@@ -143,9 +143,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--dtype", default="auto")
     add("-k", type=int, default=5, help="drafts a step")
     add("--concurrency", type=numbers, default=[1, 8])
-    add("--prompt-tokens", type=int, default=128)
-    add("--tokens", type=int, default=24, help="emitted by each row of a round")
-    add("--rounds", type=int, default=5)
+    add("--prompt-tokens", type=whole(1), default=128)
+    add("--tokens", type=whole(1), default=24, help="emitted by each row of a round")
+    add("--rounds", type=whole(1), default=5)
     return parser.parse_args(argv)
 
 

@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from evals import random_parameters, results, table, workloads
 from evals.equality import Fork, Judge, is_equal
-from evals.flags import words
+from evals.flags import whole, words
 from evals.load import Job
 from specdec import LLM, SamplingParams, SpeculativeConfig
 from specdec.models.sources import resolve
@@ -225,8 +225,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32", help="precision of the engine (default: %(default)s)")
     parser.add_argument("--workloads", default="chat,code,math", help="named prompt sets (default: %(default)s)")
     parser.add_argument("--prompts", type=Path, help="a file of prompts instead")
-    parser.add_argument("--num-prompts", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--num-prompts", type=whole(1), default=8)
+    parser.add_argument("--max-tokens", type=whole(1), default=64)
     parser.add_argument("--temperature", type=float, default=0.8, help="of the sampled half (default: %(default)s)")
     parser.add_argument("--random-parameters", type=int, default=0, metavar="N", help="try N random parameter sets")
     parser.add_argument("--every-length", action="store_true", help="of them: each set with each draft length")

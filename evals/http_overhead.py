@@ -24,6 +24,7 @@ import uvicorn
 from tqdm import tqdm
 
 from evals import results, workloads
+from evals.flags import whole
 from evals.intervals import interval
 from evals.load import Job, closed_loop
 from evals.systems import encode
@@ -149,10 +150,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--draft", default="none", help="plain decoding sends most chunks a second")
     add("--num-speculative-tokens", type=int)
     add("--dtype", default="auto")
-    add("--streams", type=int, default=64)
-    add("--max-tokens", type=int, default=64)
+    add("--streams", type=whole(1), default=64)
+    add("--max-tokens", type=whole(1), default=64)
     add("--workload", default="chat")
-    add("--repeats", type=int, default=5, help="pairs; who comes first alternates")
+    add("--repeats", type=whole(1), default=5, help="pairs; who comes first alternates")
     add("--most", type=float, help="fail where the median pair adds more than this many percent")
     add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     return parser.parse_args(argv)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evals import kernel_runs, kernel_table, marked, results, roofline
-from evals.flags import numbers, words
+from evals.flags import numbers, whole, words
 from evals.table import render
 
 
@@ -64,7 +64,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--drafts", type=numbers, default=[0, 4, 8], help="K of every row")
     parser.add_argument("--match", default="", help="of --compile-only: only rows whose name holds this")
     parser.add_argument("--space", action="store_true", help="of --compile-only: also what a sweep may try")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
+    parser.add_argument("--jobs", type=whole(1), default=1, help="processes that compile")
     parser.add_argument("--readme", type=Path, default=None, help="a README whose marked part gets the table")
     parser.add_argument("--out", type=Path, default=None, help="JSON lines of --run")
     return parser.parse_args(argv)

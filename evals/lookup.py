@@ -27,6 +27,7 @@ import numpy as np
 import psutil
 
 from evals import explain
+from evals.flags import whole
 from evals.table import render
 from specdec import LLM, SamplingParams
 from specdec.batch import Offer, Plan, Row
@@ -221,9 +222,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--k", type=int, default=5, help="most drafts a step")
     add("--record", type=Path, help="write such a file with the default target")
     add("--questions", type=Path, help="JSON lines of category and turns, for --record")
-    add("--num-per-category", type=int, default=3)
-    add("--max-tokens", type=int, default=128)
-    add("--store-tokens", type=int, help="measure a suffix store of so many tokens")
+    add("--num-per-category", type=whole(1), default=3)
+    add("--max-tokens", type=whole(1), default=128)
+    add("--store-tokens", type=whole(1), help="measure a suffix store of so many tokens")
     args = parser.parse_args(argv)
     if args.record is not None and args.questions is None:
         parser.error("--record needs --questions FILE")

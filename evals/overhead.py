@@ -25,7 +25,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from evals import results, sampling_overhead
-from evals.flags import numbers, words
+from evals.flags import numbers, whole, words
 from evals.stages import STAGES, WatchedEngine
 from evals.table import render
 from specdec.block_pool import BlockPool
@@ -208,7 +208,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--sampling", action="store_true", help="time sampling parameters instead; the other flags are then its own")
     add("--rows", type=numbers, default=[1, 64, 256])
     add("--k", type=numbers, default=[0, 4], help="draft lengths; 0 is plain decoding")
-    add("--steps", type=int, default=300)
+    add("--steps", type=whole(1), default=300)
     add("--temperature", type=float, default=0.0)
     add("--budget", type=words, default=[], help="rows=microseconds,...: fail where a median is above it")
     add("--off-budget", type=float, help="microseconds: fail where a controller at zero adds more, or drafts")

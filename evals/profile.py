@@ -29,7 +29,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from evals import attention_profile, results
-from evals.flags import numbers, words
+from evals.flags import numbers, whole, words
 from evals.stages import STAGES, WatchedEngine
 from evals.table import render
 from specdec import LLM, SamplingParams
@@ -303,8 +303,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--compile", type=words, default=["auto"], help="off, auto, max; in one dtype, for off's own is float32")
     add("--dtype", default="auto")
     add("--rows", type=numbers, default=[1, 8, 32])
-    add("--context", type=int, default=128, help="tokens of every prompt")
-    add("--steps", type=int, default=30)
+    add("--context", type=whole(1), default=128, help="tokens of every prompt")
+    add("--steps", type=whole(1), default=30)
     add("--attention", action="store_true", help="attention alone, with the first of --quantization")
     add("--keys", type=numbers, default=[128, 512, 2048], help="of a row, with --attention")
     add("--queries", type=numbers, default=[1, 4, 8], help="of a row, with --attention")

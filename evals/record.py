@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from evals import grid, results, workloads
 from evals.cost_curve import CostCurve
-from evals.flags import numbers, words
+from evals.flags import numbers, whole, words
 from evals.load import Job, closed_loop
 from evals.sim_worlds import COST, PROCESS
 from evals.stages import StepShape, WatchedEngine
@@ -57,8 +57,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--target", default="smollm2-135m")
     add("--method", choices=METHODS, default="ngram", help="look-ups, whose drafting costs no forward")
     add("--workloads", type=words, default=["chat", "code", "extract", "adversarial"])
-    add("--num-prompts", type=int, default=8, help="of each workload")
-    add("--max-tokens", type=int, default=64)
+    add("--num-prompts", type=whole(1), default=8, help="of each workload")
+    add("--max-tokens", type=whole(1), default=64)
     add("--concurrency", type=numbers, default=[1, 4, 8, 16, 32], help="for the costs; the drafts are alike in all")
     add("--k", type=numbers, default=[0, 1, 5], help="draft lengths for the costs; drafts are recorded at the longest")
     add("--dtype", default="bfloat16")

@@ -23,6 +23,7 @@ import torch
 from tqdm import tqdm
 
 from evals import results
+from evals.flags import whole
 from evals.table import render
 from specdec.batch import Batch, Row
 from specdec.llm import LLM
@@ -197,11 +198,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         prog="python -m evals.overhead --sampling", description=(__doc__ or "").split("\n")[0]
     )
     add = parser.add_argument
-    add("--rows", type=int, default=64)
-    add("--positions", type=int, default=5)
-    add("--vocab-size", type=int, default=49_152)
+    add("--rows", type=whole(1), default=64)
+    add("--positions", type=whole(1), default=5)
+    add("--vocab-size", type=whole(1), default=49_152)
     add("--dtype", default="bfloat16")
-    add("--times", type=int, default=7)
+    add("--times", type=whole(1), default=7)
     add("--target", default="smollm2-135m", help="whose forward is timed; none: no forward (default: %(default)s)")
     add("--out", type=Path, help="JSON lines are appended here; default: a new file under results/")
     return parser.parse_args(argv)

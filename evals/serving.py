@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from evals import http_overhead, results, workloads
 from evals.arrivals import PATTERNS, arrivals, read_gaps
-from evals.flags import words
+from evals.flags import above, whole, words
 from evals.intervals import percentiles
 from evals.load import Job, Outcome
 from evals.peers import TIMEOUT, Endpoint, connect, stream
@@ -191,19 +191,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--api-key", default="none")
     add("--workloads", type=words, default=list(workloads.NAMES))
     add("--prompts", type=Path, help="JSONL, instead of --workloads")
-    add("--num-requests", type=int, default=30, help="of each level of load")
-    add("--max-tokens", type=int, default=64)
+    add("--num-requests", type=whole(1), default=30, help="of each level of load")
+    add("--max-tokens", type=whole(1), default=64)
     add("--temperature", type=float, default=0.0)
     add("--rates", type=words, default=[], help="requests a second; default: a sweep that finds the knee")
-    add("--start", type=float, default=0.5, help="first rate of the sweep")
+    add("--start", type=above(0), default=0.5, help="first rate of the sweep")
     add("--refinements", type=int, default=2, help="halvings of the interval that holds the knee")
     add("--concurrency", type=words, default=[], help="closed loops at these levels, instead of rates")
     add("--pattern", choices=PATTERNS, default="poisson")
     add("--trace", type=Path, help="arrival times, one a line, for --pattern trace; stretched to each rate")
-    add("--slo-ttft", type=float, default=1.0, help="seconds")
-    add("--slo-tpot", type=float, default=0.1, help="seconds a token behind the first")
+    add("--slo-ttft", type=above(0), default=1.0, help="seconds")
+    add("--slo-tpot", type=above(0), default=0.1, help="seconds a token behind the first")
     add("--slo-share", type=float, default=0.9, help="of the requests that must keep both")
-    add("--plan", type=float, help="a request rate: how many servers it needs")
+    add("--plan", type=above(0), help="a request rate: how many servers it needs")
     add("--headroom", type=float, default=0.4)
     add("--seed", type=int, default=0)
     args = parser.parse_args(argv)

@@ -28,7 +28,7 @@ import numpy as np
 from tqdm import tqdm
 
 from evals import results, sim_policies
-from evals.flags import numbers, words
+from evals.flags import numbers, whole, words
 from evals.sim_run import Arrival, SimResult, Simulation
 from evals.sim_worlds import ARRIVALS, SYNTHETIC, WORLDS, Process, arrivals, find_world, read_processes, synthetic
 from evals.table import milliseconds, render
@@ -145,11 +145,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--concurrency", type=numbers, default=[], help="closed loops with so many requests in flight")
     add("--arrivals", default="poisson", choices=ARRIVALS, help="where no --concurrency is given")
     add("--load", type=words, default=["0.5", "0.9"], help="arrivals, as a share of what plain decoding can serve")
-    add("--requests", type=int, default=400)
+    add("--requests", type=whole(1), default=400)
     add("--k", type=int, default=5, help="most drafts of adaptive and oracle")
-    add("--max-num-seqs", type=int, default=64)
+    add("--max-num-seqs", type=whole(1), default=64)
     add("--seed", type=int, default=0)
-    add("--processes", type=int, default=2)
+    add("--processes", type=whole(1), default=2)
     add("--resume", type=Path, help="file of an interrupted run; its cases are kept")
     args = parser.parse_args(argv)
     bad = [p for p in args.policies if p not in ("plain", "adaptive", "oracle") and not p.removeprefix("k=").isdigit()]

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from evals import results
-from evals.flags import words
+from evals.flags import above, whole, words
 from specdec import LLM, SamplingParams, SpeculativeConfig, SpeculativeParams
 from specdec.engine import Engine
 from specdec.request import Request
@@ -228,10 +228,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--target", help="a small model: it runs in float64; without it toys with random weights are made")
     add("--draft", help="a second one of the same tokenizer, for method draft")
     add("--methods", type=words, help="of plain,ngram,draft,self (the target drafts for itself); default: all that can")
-    add("--minutes", type=float, default=float("inf"))
-    add("--requests", type=int, default=400)
+    add("--minutes", type=above(0), default=float("inf"))
+    add("--requests", type=whole(1), default=400)
     add("--seed", type=int, default=0)
-    add("--threads", type=int, default=1, help="of torch; a toy is fastest on one")
+    add("--threads", type=whole(1), default=1, help="of torch; a toy is fastest on one")
     args = parser.parse_args(argv)
     if args.target is None:
         folder = Path(tempfile.mkdtemp(prefix="specdec-soak-"))

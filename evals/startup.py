@@ -24,6 +24,7 @@ import psutil
 from tqdm import tqdm
 
 from evals import results
+from evals.flags import whole
 from evals.table import render
 
 PATIENCE = 300.0
@@ -123,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = results.parser("evals.startup", __doc__)
     add = parser.add_argument
-    add("--repeats", type=int, default=3)
+    add("--repeats", type=whole(1), default=3)
     add("--most-seconds", type=float, default=float("inf"), help="fail where the first token comes later")
     add("--most-mib", type=float, default=float("inf"), help="fail where the server's memory is larger")
     return parser.parse_args(argv)

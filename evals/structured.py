@@ -18,6 +18,7 @@ from pathlib import Path
 import jsonschema
 
 from evals import results
+from evals.flags import whole
 from evals.schemas import SCHEMAS, Schema
 from evals.table import render
 from specdec import LLM, CompletionOutput, SamplingParams, SpeculativeConfig, StructuredOutputsParams
@@ -114,7 +115,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--draft", default="ngram", help="what proposes (default: %(default)s)")
     parser.add_argument("--dtype", default="float32", help="precision of the engine (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--max-tokens", type=whole(1), default=160)
     parser.add_argument("--compact", action="store_true", help="no spaces between the parts of JSON")
     parser.add_argument("--out", type=Path, help="a file of JSON lines to append to (default: under results/)")
     return parser.parse_args(argv)

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from evals import results, workloads
 from evals.compare import Comparison
 from evals.equality import Judge
+from evals.flags import whole
 from evals.intervals import Interval, interval
 from evals.load import Job
 from evals.runs import PLAIN, Run
@@ -48,11 +49,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--target", default="smollm2-135m")
     add("--other", choices=("twin", "off"), default="twin", help="twin: the same again; off: a draft that is not used")
     add("--draft", help="of --other off: a second model or a head; default: the target itself")
-    add("--seeds", type=int, default=20)
-    add("--repeats", type=int, default=3, help="pairs of runs of each seed")
-    add("--num-prompts", type=int, default=4)
-    add("--max-tokens", type=int, default=16)
-    add("--concurrency", type=int, default=4)
+    add("--seeds", type=whole(1), default=20)
+    add("--repeats", type=whole(1), default=3, help="pairs of runs of each seed")
+    add("--num-prompts", type=whole(1), default=4)
+    add("--max-tokens", type=whole(1), default=16)
+    add("--concurrency", type=whole(1), default=4)
     add("--dtype", default="auto")
     add("--resume", type=Path, help="file of an interrupted run; its seeds with these settings are kept")
     args = parser.parse_args(argv)

@@ -119,7 +119,8 @@ class SpeculativeConfig:
     """How guesses are made and judged.
 
     method                  "auto" follows `draft`; "none" turns speculation off
-    num_speculative_tokens  most drafts a row and step; None: the method's own default
+    num_speculative_tokens  most drafts a row and step; None: 16 of a lookup while `adaptive`, else 5; 5 of a head, 4 of
+                            a second model
     draft                   model id or path of a second model (methods "draft_model" and "hybrid") or of a feature
                             draft ("eagle" and "hybrid")
     adaptive                a controller chooses every row's length each step; False: always the most

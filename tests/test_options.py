@@ -9,6 +9,7 @@ import pytest
 
 import specdec
 from specdec.llm import engine_config
+from specdec.proposers import most_drafts
 
 
 def test_a_hybrid_takes_the_model_that_the_config_names() -> None:
@@ -61,3 +62,20 @@ def test_a_bad_option_is_refused_by_name(param: str, options: dict[str, Any]) ->
     with pytest.raises(specdec.InvalidRequestError) as refused:
         engine_config(**options)
     assert refused.value.param == param and str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        ({"method": "ngram"}, 16),
+        ({"method": "suffix"}, 16),
+        ({"method": "hybrid", "draft": "m"}, 16),
+        ({"method": "eagle", "draft": "m"}, 5),
+        ({"method": "draft_model", "draft": "m"}, 4),
+        ({"method": "ngram", "adaptive": False}, 5),
+        ({"method": "ngram", "num_speculative_tokens": 3}, 3),
+        ({"method": "hybrid", "draft": "m", "num_speculative_tokens": 20}, 20),
+    ],
+)
+def test_most_drafts_by_method(config: dict[str, Any], most: int) -> None:
+    assert most_drafts(specdec.SpeculativeConfig(**config)) == most

@@ -80,7 +80,7 @@ def _add_model_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("model and speculation").add_argument
     add("--target", default="smollm2-135m", help="alias, hub id, directory or .gguf file")
     add("--draft", default="auto", help="model of the same tokenizer, 'ngram', 'suffix', 'hybrid', 'auto' or 'none'")
-    add("--num-speculative-tokens", type=int, help="most drafts a request and step; 0 turns speculation off")
+    add("--num-speculative-tokens", type=int, help="most drafts a request and step; 0: no speculation")
     add("--no-adaptive", action="store_true", help="keep draft lengths fixed")
     add("--speculative-trace", metavar="PATH", help="append the controller's decisions, a JSON line a step")
     add("--speculative-config", type=json.loads, default={}, metavar="JSON", help="fields of SpeculativeConfig")

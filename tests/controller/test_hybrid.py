@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import specdec
 from specdec.batch import NO_OFFER, Offer, Row
 from specdec.control.acceptance import Ask, Outcome
@@ -133,3 +135,13 @@ def test_an_adaptive_hybrid_says_what_the_target_says(toy: str) -> None:
         assert ids(made, PROMPTS, **params) == ids(llm(toy), PROMPTS, **params)
     assert_clean(made)
     assert controller.totals.num_steps > 20
+
+
+def test_a_model_is_asked_for_less_than_a_lookup_may_offer() -> None:
+    """Where rows have room for sixteen drafts; a probe of the model too."""
+    controller = policy(free_is_right=False)
+    controller.sources = replace(controller.sources, deepest=2)
+    rows = [Row(decoding(f"r{i}"), 9, 1, 16) for i in range(4)]
+    for kind in ("plan", "probe"):
+        controller._kind = kind
+        assert set(controller.model_depths(rows, [NO_OFFER] * 4)) == {2}

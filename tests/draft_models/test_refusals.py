@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from draft_models import prompts, train
+from draft_models import answers, prompts, train
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +65,18 @@ def test_prompts_go_on_where_the_file_stopped(tmp_path: Path, monkeypatch: pytes
     llm: Any = None
     prompts.run(llm, None, path, num=300, seed=0, longest=(8, 8), until=float("inf"))
     assert asked == list(range(10, 300))
+
+
+def test_answers_are_written_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run" / "answers.jsonl"
+    path.parent.mkdir()
+    monkeypatch.setattr(
+        answers, "_generate", lambda records, *rest: {r["prompt"]: r | {"response": "b"} for r in records}
+    )
+    with (path.parent / "answers.jsonl.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match=r"answers.jsonl is being written by another process"):
+            answers.complete([{"prompt": "a"}], "none", path)
+        answered = [{"prompt": "a", "response": "b"}]
+        assert answers.complete(answered, "none", path) == answered  # nothing to write
+    assert answers.complete([{"prompt": "a"}], "none", path) == answered

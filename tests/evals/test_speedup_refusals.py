@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,18 @@ def test_files_without_what_is_looked_for(tmp_path: Path, capsys: pytest.Capture
     ):
         assert speedup.main(flags) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "flag"),
+    [
+        ("serving", "--num-requests"), ("batching", "--num-jobs"), ("simulate", "--requests"), ("twins", "--seeds"),
+        ("exactness", "--num-prompts"), ("overhead", "--steps"), ("record", "--max-tokens"), ("profile", "--steps"),
+        ("startup", "--repeats"), ("structured", "--max-tokens"), ("soak", "--minutes"), ("agreement", "--num-prompts"),
+        ("lookup", "--store-tokens"), ("draft_cost", "--rounds"), ("http_overhead", "--streams"),
+    ],
+)  # fmt: skip
+def test_sister_commands_refuse_nothing_to_do(module: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"evals.{module}").main([flag, "0"])
+    assert ended.value.code == 2 and f"{flag}: it is 0; it must be" in capsys.readouterr().err
