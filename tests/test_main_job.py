@@ -98,3 +98,19 @@ def test_bf16_speculation_says_what_bf16_plain_decoding_says(target: str) -> Non
     for params in ({"temperature": 0}, {"temperature": 1.0, "seed": 5}):
         assert _ids(made, **params) == _ids(plain, **params)
     assert plain.engine.target.model.dtype == torch.bfloat16
+
+
+def test_what_a_user_gets_who_says_nothing_drafts_and_changes_no_token() -> None:
+    """The defaults, with the draft that ships beside lookups: texts that repeat themselves and texts that do not."""
+    made = specdec.LLM("smollm2-135m", num_kv_blocks=64)
+    prompts = ["Once upon a time", "a b c " * 12, "one two three four " * 8, "The capital of France is"]
+    greedy = specdec.SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    plain = specdec.SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, speculative={"enabled": False})
+    told = [out.outputs[0] for out in made.generate(prompts, plain, progress=False)]
+    for given in (prompts, prompts[:1], prompts[1:2]):  # together and alone
+        found = made.generate(given, greedy, progress=False)
+        for out in found:
+            said = told[prompts.index(out.prompt)]
+            assert (out.outputs[0].finish_reason, out.outputs[0].token_ids) == ("length", said.token_ids)
+    assert out.stats.num_accepted_tokens > 20  # the last repeats itself
+    assert_clean(made)

@@ -300,9 +300,10 @@ class AdaptiveLength:
         size, deepest = len(able), max(most)
         names = [rows[i].request.request_id for i in able]
         given = [self.beliefs.of(rows[i], free[i], self.step) for i in able]
-        verify = self.cost.verifying(load, 2 * size * deepest)
+        longest = max(deepest, *map(len, given))  # lookups may offer more than the model is asked for
+        verify = self.cost.verifying(load, sum(map(len, given)) + size * longest)
         base = best_shape(load.decoding, [reached(own) for own in given], Costs(verify))
-        beside = verify[base.num_drafts :][: size * deepest + 1 : size]
+        beside = verify[base.num_drafts :][: size * longest + 1 : size]
         extra = [(seconds - beside[0]) / size for seconds in beside]
         looks = self.sources.looks
         chances = self.acceptance.cases(names, self.sources.costly, deepest, self.step, by_confidence=looks)

@@ -147,11 +147,11 @@ class ForwardCost:
         noise = (FIRST_NOISE_STD if is_first else NOISE_STD) ** 2
         surprise = math.log(seconds / expected)
         moved = p @ slope
-        doubt = float(slope @ moved)
+        doubt = max(float(slope @ moved), 0.0)
         counted = self._judge(surprise, doubt, noise, self._place(max(sizes))[0])
         if counted is None:  # a change
             moved = p @ slope
-            doubt, counted = float(slope @ moved), noise
+            doubt, counted = max(float(slope @ moved), 0.0), noise
         spread = doubt + counted
         self._state = self._state + moved * (surprise / spread)
         p -= moved[:, None] * (moved / spread)

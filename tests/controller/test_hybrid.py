@@ -145,3 +145,17 @@ def test_a_model_is_asked_for_less_than_a_lookup_may_offer() -> None:
     for kind in ("plan", "probe"):
         controller._kind = kind
         assert set(controller.model_depths(rows, [NO_OFFER] * 4)) == {2}
+
+
+def test_lookups_that_offer_more_than_the_model_is_asked_for_are_weighed_beside_it() -> None:
+    """One row and many, all offered sixteen tokens or one of them; the model is asked where it pays."""
+    for size in (1, 3, 14):
+        for free_is_right in (True, False):
+            controller = policy(free_is_right)
+            controller.sources = replace(controller.sources, deepest=5)
+            rows = [Row(decoding(f"r{i}"), 9, 1, 16) for i in range(size)]
+            controller._kind = "plan"
+            long = Offer(tuple(range(16)), "lookup")
+            for offers in ([long] * size, [long, *[NO_OFFER] * (size - 1)]):
+                depths = controller.model_depths(rows, offers)
+                assert max(depths) <= 5 and (depths[0] == 0 or not free_is_right)
