@@ -35,6 +35,9 @@ _SPEED_HEADERS = (
 Cells = tuple[Sequence[str], list[list[str]]]
 
 
+MOST_PLACES = 5
+
+
 def speed(summaries: Sequence[Summary]) -> str:
     """One line a system."""
     return align(*speed_cells(summaries))
@@ -53,7 +56,7 @@ def speed_cells(summaries: Sequence[Summary]) -> Cells:
             _number(s.over_predicted),
             _number(None if s.stats is None else s.stats.mean_acceptance_length),
             _number(s.tokens_per_step),
-            " ".join(f"{rate:.2f}" for rate in s.acceptance_by_position) or "-",
+            _places(s.acceptance_by_position),
             verdict(s),
         ]
         for s in summaries
@@ -74,6 +77,12 @@ def _tokens(value: Interval) -> str:
     if value.low is None or value.high is None:
         return f"{value.median:.1f}"
     return f"{value.median:.1f} [{value.low:.1f}, {value.high:.1f}]"
+
+
+def _places(rates: Sequence[float]) -> str:
+    """The first few; files hold them all."""
+    shown = [f"{rate:.2f}" for rate in rates[:MOST_PLACES]]
+    return " ".join([*shown, "..."] if len(rates) > MOST_PLACES else shown) or "-"
 
 
 def _number(value: float | None) -> str:
