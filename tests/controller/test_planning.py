@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from itertools import accumulate
 
 import numpy as np
 import pytest
 
 from specdec.control.asking import ask_few, ask_many, net_gain, net_value
-from specdec.control.planning import Costs, best_shape, few_shapes, many_shapes
+from specdec.control.beliefs import reached
+from specdec.control.planning import Costs, best_shape, few_shapes, many_shapes, worthwhile
 
 
 def best_by_force(num_rows: int, ladders: np.ndarray, costs: Costs) -> float:
@@ -117,3 +119,16 @@ def test_one_offer_is_worth_what_it_is_among_cases() -> None:
         assert net_gain(chances.tolist(), extra, 2.0) == pytest.approx(
             net_value(chances[None, None], extra, 2.0)[0, -1]
         )
+
+
+def test_drafts_that_are_there_are_judged_as_the_whole_search_judges_them() -> None:
+    """The short cut finds the depths of `best_shape` where some seconds are spent already, for few drafts and many."""
+    rng = random.Random(11)
+    for size in (1, 3, 8, 20):
+        for _ in range(60):
+            ladders = [reached([rng.random() for _ in range(rng.randint(0, 9))]) for _ in range(size)]
+            verify = list(
+                accumulate((rng.choice((0.0, 1e-4, 2e-3)) for _ in range(sum(map(len, ladders)))), initial=0.01)
+            )
+            whole = best_shape(size, ladders, Costs([seconds + 0.003 for seconds in verify]))
+            assert tuple(worthwhile(size, ladders, verify, 0.003)) == whole.depths
